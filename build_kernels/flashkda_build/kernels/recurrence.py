@@ -1,0 +1,370 @@
+"""The serial half: one CTA owns BV value columns of one (sequence, head); their state stays in registers throughout.
+
+Each compute warp owns 16 * blocks value columns. The operand roles are exchanged against the usual ones: the state is
+the A operand (rows: value columns, k: key channels), so every product comes out as the next one's A operand and nothing
+is transposed:
+
+    u1[v,t] = S[v,:] k_decayed[t,:]         u = INV ((V - u1) * b)
+    o = S q_decayed + Mqk u                 S' = bf(S * g_total + u k_restored)
+
+The loop is rotated: updating block m of the state and feeding it to the next chunk's u1 are one step.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from . import ptx
+from .layout import BARRIER_BYTES, STAGES, RecurrenceLayout
+from .record import BETA, G_TOTAL, INV, K_BLOCKS, K_DECAYED, K_RESTORED, MQK, Q_DECAYED, RECORD_BYTES
+from .sequence import chunks_of, offset, packed_tile_base
+
+EARLY = (
+    3  # blocks of S q_decayed done as soon as their state is new; the others fill latencies at the next step's start
+)
+LEAD = 2  # how many blocks ahead of its use an operand is loaded
+# where in the loop over blocks the work off the chain is placed
+BLOCK_OF_MQK, BLOCK_OF_SMALL_LOADS, BLOCK_OF_BARRIER, BLOCK_OF_STORE = 2, 4, 4, 5
+
+
+def _operand(stage, lane16, field, m=0):
+    """The B fragments of block m: words (b0, b1) of the first 8 columns, (b0, b1) of the other 8."""
+    return ptx.load_shared(stage + lane16, 4, field + 512 * m)
+
+
+def _product(a, operand, c=(None, None)):
+    """A[16x16] times the two B fragments of `operand` -> two C fragments."""
+    return [ptx.mma_bf16(a, operand[0], operand[1], c[0]), ptx.mma_bf16(a, operand[2], operand[3], c[1])]
+
+
+def _pack(c):
+    """Two C fragments as one A fragment (bf16)."""
+    return [ptx.pack_bf16(c[j][i], c[j][i + 1]) for j in (0, 1) for i in (0, 2)]
+
+
+def _update(state, gate, acc):
+    """bf(FMA(S, g_total, acc)) for one A fragment of the state; gate: g_total of the lane's four key channels."""
+    new = []
+    for j in (0, 1):
+        for i in (0, 2):
+            s = state[2 * j + i // 2]
+            lo = ptx.fma_f32(ptx.low_bf16(s), gate[2 * j], acc[j][i])
+            hi = ptx.fma_f32(ptx.high_bf16(s), gate[2 * j + 1], acc[j][i + 1])
+            new.append(ptx.pack_bf16(lo, hi))
+    return new
+
+
+def _fragments(tensor, b):
+    return [_get(tensor, 8 * b, 4), _get(tensor, 8 * b + 4, 4)]
+
+
+def _get(tensor, first, count):
+    return [tensor[first + i] for i in range(count)]
+
+
+def _put(tensor, first, values):
+    for i, value in enumerate(values):
+        tensor[first + i] = value
+
+
+class _Loads:
+    """The loads of blocks 0 ... 7 in order, each issued `LEAD` blocks before it is taken."""
+
+    def __init__(self, load):
+        self.load, self.loaded = load, []
+        self.take(-1)
+
+    def take(self, m):
+        while len(self.loaded) < min(m + 1 + LEAD, K_BLOCKS):
+            self.loaded.append(self.load(len(self.loaded)))
+        return self.loaded[m] if m >= 0 else None
+
+
+class Columns:
+    """One compute warp's value columns: registers, and one chunk's work on them. Traced: every loop is unrolled."""
+
+    def __init__(self, layout, warp, lane, state):
+        self.blocks = range(layout.blocks)
+        self.a, self.t, self.lane16 = lane // 4, lane % 4, lane * 16
+        tile_row = (lane & 7) + (
+            lane >> 4
+        ) * 8  # of the ldmatrix that transposes V: row and column of this lane's address
+        tile_column = warp * 32 * layout.blocks + ((lane >> 3) & 1) * 16
+        self.value_address = RECORD_BYTES + tile_row * layout.value_pitch + tile_column
+        self.state = state  # A fragments: word 32b + 4m + r
+        # what the coming chunk already has
+        self.u1 = cute.make_rmem_tensor(8 * layout.blocks, Float32)  # its first product, C fragments
+        self.o = cute.make_rmem_tensor(8 * layout.blocks, Float32)  # S q_decayed over the first EARLY blocks
+        self.q = cute.make_rmem_tensor(4 * (K_BLOCKS - EARLY), Int32)  # q_decayed of the other blocks
+        self.small = cute.make_rmem_tensor(10 + 4 * layout.blocks, Int32)  # INV, Mqk, beta, V
+
+    def _load_small(self, stage):
+        words = (
+            _operand(stage, self.lane16, INV)
+            + _operand(stage, self.lane16, MQK)
+            + ptx.load_shared(stage + self.t * 8, 2, BETA)
+        )
+        for b in self.blocks:
+            words += ptx.load_matrices_transposed(stage + self.value_address, 32 * b)
+        _put(self.small, 0, words)
+
+    def _coming(self, stage):
+        """Loads of the coming chunk's k_decayed and q_decayed."""
+        return _Loads(
+            lambda m: (_operand(stage, self.lane16, K_DECAYED, m), _operand(stage, self.lane16, Q_DECAYED, m))
+        )
+
+    def _advance(self, coming, m, state, u1, o):
+        """Block m of the coming chunk's products with the state."""
+        k, q = coming.take(m)
+        u1 = [_product(state[b], k, u1[b]) for b in self.blocks]
+        if m < EARLY:
+            o = [_product(state[b], q, o[b]) for b in self.blocks]
+        else:
+            _put(self.q, 4 * (m - EARLY), q)
+        return u1, o
+
+    def _keep(self, u1, o):
+        for b in self.blocks:
+            _put(self.u1, 8 * b, u1[b][0] + u1[b][1])
+            _put(self.o, 8 * b, o[b][0] + o[b][1])
+
+    def start(self, stage):
+        """The first chunk's products."""
+        self._load_small(stage)
+        coming = self._coming(stage)
+        u1 = o = [(None, None) for _ in self.blocks]
+        for m in range(K_BLOCKS):
+            u1, o = self._advance(coming, m, [_get(self.state, 32 * b + 4 * m, 4) for b in self.blocks], u1, o)
+        self._keep(u1, o)
+
+    def step(self, stage, ahead, next_full, next_parity, out_row, out_half, rows=None):
+        """One chunk: output and state update from `stage`, and the coming chunk's products from `ahead`.
+
+        Stores `rows` rows of output (None: all 16). -> whether the stage after `ahead` is full, which is asked in the
+        middle of the work because the answer takes longer than the loop's end can hide.
+        """
+        inv, mqk, beta = _get(self.small, 0, 4), _get(self.small, 4, 4), _get(self.small, 8, 2)
+        coming = self._coming(ahead)
+        update = _Loads(
+            lambda m: (
+                _operand(stage, self.lane16, K_RESTORED, m),
+                ptx.load_shared(stage + self.t * 16, 4, G_TOTAL + 64 * m, ptx.F32),
+            )
+        )
+        u, o = [], []
+        for b in self.blocks:
+            u1 = _pack(_fragments(self.u1, b))
+            v = _get(self.small, 10 + 4 * b, 4)
+            u.append([ptx.mul_bf16(ptx.sub_bf16(v[i], u1[i]), beta[i // 2]) for i in range(4)])
+        u = [_pack(_product(u[b], inv)) for b in self.blocks]
+        for b in self.blocks:  # the rest of S q_decayed hides the latency of the three steps above
+            o.append(_fragments(self.o, b))
+            for m in range(EARLY, K_BLOCKS):
+                o[b] = _product(_get(self.state, 32 * b + 4 * m, 4), _get(self.q, 4 * (m - EARLY), 4), o[b])
+
+        next_u1 = next_o = [(None, None) for _ in self.blocks]
+        for m in range(K_BLOCKS):
+            k_restored, g_total = update.take(m)
+            state = []
+            for b in self.blocks:
+                state.append(_update(_get(self.state, 32 * b + 4 * m, 4), g_total, _product(u[b], k_restored)))
+                _put(self.state, 32 * b + 4 * m, state[b])
+            next_u1, next_o = self._advance(coming, m, state, next_u1, next_o)
+            if m == BLOCK_OF_BARRIER:
+                ready = ptx.barrier_try(next_full, next_parity)
+            if m == BLOCK_OF_MQK:
+                o2 = [_pack(_product(u[b], mqk)) for b in self.blocks]
+            if m == BLOCK_OF_SMALL_LOADS:
+                self._load_small(ahead)
+            if m == BLOCK_OF_STORE:
+                for b in self.blocks:
+                    self._store(_pack(o[b]), o2[b], out_row, out_half, 32 * b, rows)
+        self._keep(next_u1, next_o)
+        return ready
+
+    def _store(self, o1, o2, out_row, out_half, offset, rows):
+        for i in range(4):
+            word = ptx.transpose(ptx.add_bf16(o1[i], o2[i]))
+            row, address = (self.a + 8, out_row + out_half) if i >= 2 else (self.a, out_row)
+            if rows is None:
+                ptx.store_global(address, (word,), offset + 16 * (i % 2))
+            else:
+                ptx.store_global_if(rows, row, address, (word,), offset + 16 * (i % 2))
+
+
+def trace(spec):
+    layout = RecurrenceLayout(spec.bv)
+    B = layout.blocks
+
+    @cute.kernel
+    def recurrence(
+        v: Int64, out: Int64, workspace: Int64, initial_state: Int64, final_state: Int64, cu_seqlens: Int64,
+        v_stride_b: Int64, v_stride_t: Int64, v_stride_h: Int64,
+        out_stride_b: Int64, out_stride_t: Int64, out_stride_h: Int64,
+        initial_stride_n: Int64, final_stride_n: Int64,
+        seqlen: Int32, num_seqs: Int32, num_heads: Int32, total_tiles: Int32,
+        cu_seqlens_is_int64: Int32, initial_dtype: Int32, final_dtype: Int32,
+    ):  # fmt: skip
+        cta = cute.arch.block_idx()[0]
+        thread = cute.arch.thread_idx()[0]
+        warp = cute.arch.make_warp_uniform(thread // 32)
+        lane = thread % 32
+        a, t = lane // 4, lane % 4
+
+        column = cta % layout.slices * layout.bv
+        head = cta // layout.slices % num_heads
+        n = cta // layout.slices // num_heads
+        packed = cu_seqlens != Int64(0)
+        begin = offset(cu_seqlens, n, cu_seqlens_is_int64, seqlen)
+        length = offset(cu_seqlens, n + 1, cu_seqlens_is_int64, seqlen) - begin
+        batch = Int32(0)
+        tile = packed_tile_base(begin, n)
+        if not packed:
+            length = seqlen
+            batch = n
+            tile = n * chunks_of(seqlen)
+        chunks = chunks_of(length)
+        if length < 0:
+            length = Int32(0)
+            chunks = Int32(0)
+
+        shared = ptx.opaque(cute.arch.get_dyn_smem(cutlass.Int8, 128).toint())
+        full, empty, ring = shared, shared + 8 * STAGES, shared + BARRIER_BYTES
+        if thread == 0:
+            for i in cutlass.range_constexpr(STAGES):
+                ptx.barrier_init(full + 8 * i, 33)
+                ptx.barrier_init(empty + 8 * i, layout.warps)
+            ptx.barrier_init_fence()
+        cute.arch.sync_threads()
+
+        if warp == layout.warps:
+            # ---- loader: keeps the ring of records and V tiles full
+            record = workspace + (Int64(head) * Int64(total_tiles) + Int64(tile)) * RECORD_BYTES
+            values = v + 2 * (
+                Int64(batch) * v_stride_b + Int64(begin) * v_stride_t + Int64(head) * v_stride_h + Int64(column)
+            )
+            pieces = layout.bv // 8  # 16-byte pieces a row
+            ptx.grid_wait()
+            slot = Int32(0)
+            parity = Int32(1)
+            for c in cutlass.range(chunks + 1, unroll=1):
+                stage = ring + slot * layout.stage
+                ptx.barrier_wait(empty + 8 * slot, parity)
+                if c < chunks:
+                    if lane == 0:
+                        ptx.barrier_arrive_expect(full + 8 * slot, RECORD_BYTES)
+                        ptx.copy_bulk(stage, record, RECORD_BYTES, full + 8 * slot)
+                    rows = length - 16 * c
+                    for i in cutlass.range_constexpr((16 * pieces + 31) // 32):
+                        row = (lane + 32 * i) // pieces
+                        piece = (lane + 32 * i) % pieces
+                        source, size = row, Int32(16)
+                        if (
+                            row >= rows
+                        ):  # another sequence's tokens or none: zero, with the address of a row that exists
+                            source, size = Int32(0), Int32(0)
+                        ptx.copy_async_16(
+                            stage + RECORD_BYTES + row * layout.value_pitch + piece * 16,
+                            values + 2 * Int64(source) * v_stride_t + Int64(piece) * 16, size,
+                        )  # fmt: skip
+                    ptx.copy_async_arrive(full + 8 * slot)
+                else:
+                    # the compute warps look one chunk ahead; past the last they read stale operands, unused
+                    ptx.barrier_arrive(full + 8 * slot)
+                    if lane == 0:
+                        ptx.barrier_arrive(full + 8 * slot)
+                record += RECORD_BYTES
+                values += 32 * v_stride_t
+                slot += 1
+                if slot == STAGES:
+                    slot = Int32(0)
+                    parity ^= 1
+        else:
+            state = cute.make_rmem_tensor(B * 32, Int32)
+            own = column + warp * 16 * B
+
+            # ---- initial state: lane (a, t) holds rows a, a+8 and key channels 16m + 4t ... + 3 of each block
+            base = Int64(n) * initial_stride_n + Int64(head) * 16384 + Int64(own) * 128
+            for b in cutlass.range_constexpr(B):
+                for m in cutlass.range_constexpr(K_BLOCKS):
+                    for r in cutlass.range_constexpr(2):
+                        lo, hi = Int32(0), Int32(0)
+                        element = base + Int64(b * 2048 + (a + 8 * r) * 128 + 16 * m + 4 * t)
+                        if initial_dtype == 1:
+                            lo, hi = ptx.load_global(initial_state + 2 * element, 2)
+                        if initial_dtype == 2:
+                            x = ptx.load_global(initial_state + 4 * element, 4, ptx.F32)
+                            lo, hi = ptx.pack_bf16(x[0], x[1]), ptx.pack_bf16(x[2], x[3])
+                        state[b * 32 + 4 * m + r] = lo
+                        state[b * 32 + 4 * m + 2 + r] = hi
+
+            if chunks > 0:
+                columns = Columns(layout, warp, lane, state)
+                start, step = columns.start, columns.step
+
+                ptx.barrier_wait(full, Int32(0))
+                start(ring)
+                out_row = out + 2 * (
+                    Int64(batch) * out_stride_b
+                    + Int64(begin + a) * out_stride_t
+                    + Int64(head) * out_stride_h
+                    + Int64(own + 2 * t)
+                )
+                out_half = 16 * out_stride_t
+                last = ring + (STAGES - 1) * layout.stage
+                stage, ahead = ring, ring + layout.stage
+                stage_full, ahead_full = full, full + 8
+                parity = Int32(0)
+                ready = ptx.barrier_try(ahead_full, parity)
+                for _ in cutlass.range(length // 16, unroll=1):
+                    if ready == 0:
+                        ptx.barrier_wait(ahead_full, parity)
+                    next_stage, next_full = ahead + layout.stage, ahead_full + 8
+                    if ahead == last:
+                        next_stage, next_full = ring, full
+                        parity ^= 1
+                    ready = step(stage, ahead, next_full, parity, out_row, out_half)
+                    cute.arch.sync_warp()
+                    if lane == 0:
+                        ptx.barrier_arrive(stage_full + 8 * STAGES)
+                    out_row += 2 * out_half
+                    stage, stage_full = ahead, ahead_full
+                    ahead, ahead_full = next_stage, next_full
+                if length % 16 > 0:
+                    if ready == 0:
+                        ptx.barrier_wait(ahead_full, parity)
+                    step(stage, ahead, full, parity, out_row, out_half, length % 16)
+
+            # ---- final state
+            base = Int64(n) * final_stride_n + Int64(head) * 16384 + Int64(own) * 128
+            for b in cutlass.range_constexpr(B):
+                for m in cutlass.range_constexpr(K_BLOCKS):
+                    for r in cutlass.range_constexpr(2):
+                        element = base + Int64(b * 2048 + (a + 8 * r) * 128 + 16 * m + 4 * t)
+                        lo, hi = state[b * 32 + 4 * m + r], state[b * 32 + 4 * m + 2 + r]
+                        if final_dtype == 1:
+                            ptx.store_global(final_state + 2 * element, (lo, hi))
+                        if final_dtype == 2:
+                            x = (ptx.low_bf16(lo), ptx.high_bf16(lo), ptx.low_bf16(hi), ptx.high_bf16(hi))
+                            ptx.store_global(final_state + 4 * element, x)
+
+    @cute.jit
+    def host(
+        v: Int64, out: Int64, workspace: Int64, initial_state: Int64, final_state: Int64, cu_seqlens: Int64,
+        v_stride_b: Int64, v_stride_t: Int64, v_stride_h: Int64,
+        out_stride_b: Int64, out_stride_t: Int64, out_stride_h: Int64,
+        initial_stride_n: Int64, final_stride_n: Int64,
+        seqlen: Int32, num_seqs: Int32, num_heads: Int32, total_tiles: Int32,
+        cu_seqlens_is_int64: Int32, initial_dtype: Int32, final_dtype: Int32,
+    ):  # fmt: skip
+        recurrence(
+            v, out, workspace, initial_state, final_state, cu_seqlens,
+            v_stride_b, v_stride_t, v_stride_h, out_stride_b, out_stride_t, out_stride_h,
+            initial_stride_n, final_stride_n,
+            seqlen, num_seqs, num_heads, total_tiles, cu_seqlens_is_int64, initial_dtype, final_dtype,
+        ).launch(
+            grid=(1, 1, 1), block=(layout.threads, 1, 1), smem=layout.shared_memory, min_blocks_per_mp=1
+        )  # fmt: skip
+
+    return host, (*[Int64(0)] * 14, *[Int32(0)] * 7)
