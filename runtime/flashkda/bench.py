@@ -1,0 +1,272 @@
+"""`flashkda bench`: how fast the kernels are on this machine's GPU, beside their floor and other implementations.
+
+A report is a plain dictionary: `header` (what ran where), `rows` (a variant on a shape), `host` (eager calls) and
+`cold_start` (fresh processes). Times are microseconds a call, in cold_start milliseconds.
+"""
+
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from flashkda import __version__
+from flashkda.bench_peers import ORIGINAL, Absent, Peer, find_peer
+from flashkda.bench_shapes import Shape, chain_floor_us, copies_past_l2, cycles_a_chunk, moved_bytes
+from flashkda.errors import FlashKDAError
+from flashkda.resolver import cuda_version
+
+if TYPE_CHECKING:
+    from flashkda.bench_device import Clock
+    from flashkda.bench_inputs import Inputs
+    from flashkda.bench_measure import Timed
+    from flashkda.bench_variants import Variant
+    from flashkda.kernels import DeviceKernels
+
+REPORT_VERSION = 1
+_MOST_COPIES = 64
+_SAME = ("reference", "equal")
+
+
+def measure(
+    device: int, shapes: Sequence[Shape], samples: int, peers: Sequence[str], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure every shape, and the host time of eager calls.
+
+    device: index among the visible ones; samples: a variant; peers: names of
+    `flashkda.bench_peers.PEERS` to compare with where importable; tell: takes a line about what is being done.
+    Raises `FlashKDAError` where the benchmark cannot run (no torch, no device, no artifact for it).
+    """
+    bench = _Bench(device, peers)
+    rows = []
+    for number, shape in enumerate(shapes, 1):
+        tell(f"{number} of {len(shapes)}: T={shape.label} H={shape.heads}")
+        rows += bench.measure_shape(shape, samples, tell)
+    tell("host time of eager calls")
+    return bench.report(rows, bench.host_rows(), [])
+
+
+def measure_cold_start(device: int, peers: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+    """Measure process start to first result in fresh processes. Raises `FlashKDAError`."""
+    from flashkda.bench_cold import cold_rows
+
+    bench = _Bench(device, ())
+    tell("fresh processes")
+    return bench.report([], [], cold_rows(device, peers))
+
+
+def same_bits_everywhere(report: dict[str, Any]) -> bool:
+    """Whether all our results had the bits of the original, or of each other where it was absent."""
+    return all(row["bits"] in (None, *_SAME) for row in report["rows"])
+
+
+def load_report(file: Path) -> dict[str, Any]:
+    """A report that `flashkda bench --json` wrote. Raises `FlashKDAError`."""
+    try:
+        report: object = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        remedy = "write one with flashkda bench --json"
+        raise FlashKDAError(f"{file} is not a readable report ({error}); {remedy}") from error
+    if not isinstance(report, dict) or report.get("report_version") != REPORT_VERSION:
+        raise FlashKDAError(
+            f"{file} is not a benchmark report of version {REPORT_VERSION}; write one with flashkda bench --json"
+        )
+    return report
+
+
+class _Bench:
+    """A device made ready: its kernels loaded, its clock open, the peers imported."""
+
+    def __init__(self, ordinal: int, peers: Sequence[str]) -> None:
+        if find_spec("torch") is None:
+            raise FlashKDAError("the benchmark needs torch, which is not installed; pip install torch")
+        import torch
+
+        from flashkda.api import preload
+        from flashkda.bench_device import open_clock
+        from flashkda.driver import get_driver
+        from flashkda.kernels import device_kernels
+
+        preload(ordinal)
+        torch.cuda.set_device(ordinal)
+        self.device: torch.device = torch.device("cuda", ordinal)
+        self.kernels: DeviceKernels = device_kernels(ordinal)
+        self.clock: Clock = open_clock(get_driver(), ordinal)
+        self.driver_version = get_driver().version
+        self.l2_bytes: int = torch.cuda.get_device_properties(ordinal).L2_cache_size
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(self.device)
+        found = [find_peer(name) for name in peers]
+        self.peers = [peer for peer in found if isinstance(peer, Peer)]
+        self.left_out = {peer.name: peer.reason for peer in found if isinstance(peer, Absent)}
+        self.clocks: list[float] = []
+
+    def measure_shape(self, shape: Shape, samples: int, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+        """The rows of one shape. A peer that fails on it is told of and left out."""
+        import torch
+
+        from flashkda.bench_inputs import make_inputs
+        from flashkda.bench_measure import capture, time_variants
+        from flashkda.bench_variants import own_variants, peer_variants
+
+        contract = self.kernels.manifest.contract
+        # The lesser of the two kernels must go past the cache too.
+        least = min(moved_bytes(kernel, shape, contract) for kernel in ("prepare", "recurrence"))
+        copies = copies_past_l2(least, self.l2_bytes, _MOST_COPIES)
+        clocks: list[float] = []
+        # Another shape's blocks rarely fit, and the largest shapes need most of the memory.
+        torch.cuda.empty_cache()
+        with torch.inference_mode():
+            sets = make_inputs(shape, contract, self.device, copies)
+            torch.cuda.synchronize()
+            variants, replayables = [], []
+            try:
+                for variant in own_variants(sets, self.kernels):
+                    replayables.append(capture(variant.run, copies, self.stream))
+                    variants.append(variant)
+                for peer in self.peers:
+                    try:
+                        for variant in peer_variants(sets, peer):
+                            replayables.append(capture(variant.run, copies, self.stream))
+                            variants.append(variant)
+                    except Exception as error:
+                        tell(f"  {peer.name} fails here: {type(error).__name__}: {error}")
+                bits = self._compare_bits(variants, sets)
+                timed = time_variants(replayables, samples, self.stream, lambda: clocks.append(self.clock.read()))
+            finally:
+                for replayable in replayables:
+                    replayable.graph.reset()
+        self.clocks += clocks
+        originals = {
+            variant.kernel: one.summary.median
+            for variant, one in zip(variants, timed, strict=True)
+            if variant.by == ORIGINAL
+        }
+        return [
+            self._row(shape, variant, one, same, median(clocks), copies, originals.get(variant.kernel))
+            for variant, one, same in zip(variants, timed, bits, strict=True)
+        ]
+
+    def host_rows(self) -> list[dict[str, Any]]:
+        """Host time of eager calls, ours and the peers'."""
+        import torch
+
+        from flashkda.bench_host import host_rows
+
+        with torch.inference_mode():
+            return host_rows(self.kernels.manifest.contract, self.device, self.peers)
+
+    def report(
+        self, rows: list[dict[str, Any]], host: list[dict[str, Any]], cold_start: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """All of it, with what ran where."""
+        import torch
+
+        facts = self.kernels.facts
+        header = {
+            "flashkda": __version__,
+            "commit": _commit(),
+            "manifest_digest": self.kernels.manifest.source_digest,
+            "device": facts.name,
+            "compute_capability": facts.compute_capability,
+            "sm_count": facts.sm_count,
+            "l2_bytes": self.l2_bytes,
+            "driver_release": self.clock.driver_release,
+            "driver_cuda": cuda_version(self.driver_version),
+            "clock_mhz": median(self.clocks) if self.clocks else None,
+            "clock_source": self.clock.source,
+            "nominal_clock_mhz": self.clock.nominal_mhz,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "peers": {peer.name: peer.version for peer in self.peers},
+            "left_out": self.left_out,
+        }
+        return {
+            "report_version": REPORT_VERSION, "header": header, "rows": rows, "host": host, "cold_start": cold_start,
+        }  # fmt: skip
+
+    def _compare_bits(self, variants: "Sequence[Variant]", sets: "Sequence[Inputs]") -> list[str | None]:
+        """Of each variant "reference", "equal" or "differ"; None where nothing of the kind is promised."""
+        import torch
+
+        from flashkda.bench_variants import OURS
+
+        exact = {OURS, *(peer.name for peer in self.peers if peer.exact)}
+        compared = [index for index, one in enumerate(variants) if one.kernel == "both" and one.by in exact]
+        # The original is what bits are measured by; the first of ours is where it is absent.
+        compared.sort(key=lambda index: variants[index].by == OURS)
+        outcomes: list[str | None] = [None] * len(variants)
+        first, reference = sets[0], None
+        for index in compared:
+            for tensor in (first.out, first.final_state):
+                tensor.fill_(float("nan"))
+            variants[index].run(0)
+            torch.cuda.synchronize()
+            found = [tensor.view(torch.int16) for tensor in (first.out, first.final_state)]
+            if reference is None:
+                reference = [tensor.clone() for tensor in found]
+                outcomes[index] = "reference"
+            else:
+                equal = all(torch.equal(one, other) for one, other in zip(found, reference, strict=True))
+                outcomes[index] = "equal" if equal else "differ"
+        return outcomes
+
+    def _row(
+        self,
+        shape: Shape,
+        variant: "Variant",
+        timed: "Timed",
+        bits: str | None,
+        clock_mhz: float,
+        copies: int,
+        original_us: float | None,
+    ) -> dict[str, Any]:
+        from flashkda.bench_variants import OURS
+
+        contract = self.kernels.manifest.contract
+        us = timed.summary.median
+        floor = chain_floor_us(shape, contract.chunk, clock_mhz)
+        chained = variant.kernel == "recurrence"
+        gigabytes = moved_bytes(variant.kernel, shape, contract) / 1e9
+        return {
+            "shape": shape.label,
+            "lengths": list(shape.lengths),
+            "tokens": shape.tokens,
+            "heads": shape.heads,
+            "kernel": variant.kernel,
+            "by": variant.by,
+            "bv": variant.bv,
+            "bv_used": variant.bv_used,
+            "us": asdict(timed.summary),
+            "calls_a_sample": timed.calls,
+            "copies": copies,
+            # Another implementation's records have other bytes.
+            "gb_per_s": gigabytes / (us * 1e-6) if variant.by == OURS else None,
+            "clock_mhz": clock_mhz,
+            "cycles_per_chunk": cycles_a_chunk(us, shape, contract.chunk, clock_mhz) if chained else None,
+            "chain_floor_us": floor,
+            "times_floor": None if variant.kernel == "prepare" else us / floor,
+            "speed_up": None if original_us is None else original_us / us,
+            "bits": bits,
+        }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this file is tracked in, "-dirty" behind it if changed; None outside of one."""
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(here.parent), *arguments], capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")

@@ -1,0 +1,108 @@
+"""The `flashkda` command."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from flashkda import __version__
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="flashkda")
+def main() -> None:
+    """Look at this installation of flashkda, and test and measure it on this machine's GPU."""
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(as_json: bool) -> None:
+    """Show package, artifacts, driver, devices, and which artifact each device gets and why.
+
+    Exits with 1 if the installed artifacts are not usable.
+    """
+    from flashkda.info import collect, lines
+
+    report = collect()
+    click.echo(json.dumps(report, indent=2) if as_json else "\n".join(lines(report)))
+    sys.exit(0 if report["ok"] else 1)
+
+
+@main.command()
+@click.option("--device", default=0, show_default=True, help="Index among the visible CUDA devices.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def selftest(device: int, as_json: bool) -> None:
+    """Run the shipped goldens on a GPU and compare bits; needs torch. Exits with 1 on any difference."""
+    from flashkda.errors import FlashKDAError
+    from flashkda.selftest import run
+
+    try:
+        code = run(device=device, json=as_json)
+    except FlashKDAError as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(code)
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="Only T=8192 and two packed shapes; without it about four minutes.")
+@click.option("--heads", multiple=True, type=click.IntRange(min=1), help="These numbers of heads only; repeatable.")
+@click.option(
+    "--tokens", multiple=True, type=click.IntRange(min=1), help="One sequence of this length only; repeatable."
+)
+@click.option(
+    "--samples", default=11, show_default=True, type=click.IntRange(min=11), help="Timed replays of each variant."
+)
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Time flash_kda and fla too, if importable.")
+@click.option("--cold-start", is_flag=True, help="Measure fresh processes up to their first result, and nothing else.")
+@click.option("--device", default=0, show_default=True, help="Index among the visible CUDA devices.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+@click.option(
+    "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw figures; needs matplotlib."
+)
+@click.option(
+    "--from", "from_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show and draw this report instead of measuring.",
+)  # fmt: skip
+def bench(
+    quick: bool,
+    heads: tuple[int, ...],
+    tokens: tuple[int, ...],
+    samples: int,
+    peers: bool,
+    cold_start: bool,
+    device: int,
+    json_file: Path | None,
+    plot_file: Path | None,
+    from_file: Path | None,
+) -> None:
+    """Measure prepare, recurrence and both on a GPU, at every BV, beside the chain's floor and other implementations.
+
+    Needs torch. Exits with 1 if results differ in bits from the original's, or between BVs.
+    """
+    from flashkda.bench import load_report, measure, measure_cold_start, same_bits_everywhere
+    from flashkda.bench_peers import PEERS
+    from flashkda.bench_plot import draw
+    from flashkda.bench_report import lines
+    from flashkda.bench_shapes import select
+    from flashkda.errors import FlashKDAError
+
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    names = PEERS if peers else ()
+    try:
+        if from_file is not None:
+            report = load_report(from_file)
+        elif cold_start:
+            report = measure_cold_start(device, names, tell)
+        else:
+            report = measure(device, select(tokens, heads, quick), samples, names, tell)
+        if json_file is not None:
+            json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        click.echo("\n".join(lines(report)))
+        if plot_file is not None:
+            draw(report, plot_file)
+    except (FlashKDAError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(0 if same_bits_everywhere(report) else 1)

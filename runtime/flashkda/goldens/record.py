@@ -1,0 +1,100 @@
+"""The workspace record in plain arrays: undoes, and redoes, the fragment order in which the kernels store it.
+
+Matrices lie in the order of mma.m16n8k16 B fragments, 16 bytes a lane: lane = 4*a + t, 32-bit word r of the lane's
+four, half e of the word. Values are bits: bf16 as uint16, fp32 as uint32.
+"""
+
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashkda.goldens.cases import CHUNK, HEAD_DIM, Case
+from flashkda.manifest import DTYPE_BYTES, Record
+
+Bits: TypeAlias = "NDArray[np.generic]"
+
+_WORDS: dict[str, type[np.uint16] | type[np.uint32]] = {"bf16": np.uint16, "fp32": np.uint32}
+_PAST_END = ("q_decayed", "mqk")
+#: What the recording left in tiles that no sequence owns.
+_UNWRITTEN = 0xABABABAB
+
+
+@cache
+def stored_order(name: str, shape: tuple[int, ...]) -> NDArray[np.intp]:
+    """For each stored element of a field, its flat index in the row-major array of `shape`."""
+    if name in ("k_decayed", "q_decayed"):
+        m, a, t, r, e = np.indices((HEAD_DIM // 16, 8, 4, 4, 2))
+        row, column = a + 8 * (r >> 1), 16 * m + 4 * t + 2 * (r & 1) + e
+    elif name == "k_restored":
+        m, a, t, r, e = np.indices((HEAD_DIM // 16, 8, 4, 4, 2))
+        row, column = 2 * t + e + 8 * (r & 1), 16 * m + 4 * (a >> 1) + 2 * (r >> 1) + (a & 1)
+    elif name in ("inv", "mqk"):
+        a, t, r, e = np.indices((8, 4, 4, 2))
+        row, column = a + 8 * (r >> 1), 2 * t + e + 8 * (r & 1)
+    elif name == "beta_sigmoid":
+        t, h, e = np.indices((4, 2, 2))
+        return (2 * t + e + 8 * h).ravel()
+    else:
+        return np.arange(int(np.prod(shape)))
+    return (row * shape[1] + column).ravel()
+
+
+def decode_records(raw: NDArray[np.uint8], record: Record) -> dict[str, Bits]:
+    """Bytes of n records -> the record's arrays by field name, each [n, *shape]."""
+    rows = np.ascontiguousarray(raw).reshape(-1, record.bytes)
+    arrays: dict[str, Bits] = {}
+    for field in record.fields:
+        stored = np.ascontiguousarray(rows[:, field.offset : field.offset + field.bytes]).view(_WORDS[field.dtype])
+        plain = np.empty_like(stored)
+        plain[:, stored_order(field.name, field.shape)] = stored
+        arrays[field.name] = plain.reshape(len(rows), *field.shape)
+    return arrays
+
+
+def encode_records(arrays: dict[str, Bits], record: Record) -> NDArray[np.uint8]:
+    """The inverse of `decode_records`; bytes between fields are zero."""
+    count = len(next(iter(arrays.values())))
+    rows: NDArray[np.uint8] = np.zeros((count, record.bytes), dtype=np.uint8)
+    for field in record.fields:
+        plain = arrays[field.name].reshape(count, field.bytes // DTYPE_BYTES[field.dtype])
+        stored = np.ascontiguousarray(plain[:, stored_order(field.name, field.shape)])
+        rows[:, field.offset : field.offset + field.bytes] = stored.view(np.uint8)
+    return rows.reshape(-1)
+
+
+def tile_bases(case: Case) -> tuple[list[int], int]:
+    """First tile of every sequence and the number of tiles, as this package numbers them."""
+    if case.cu_seqlens is None:
+        per_sequence = -(-case.T // CHUNK)
+        return [n * per_sequence for n in range(case.B)], case.B * per_sequence
+    sequences = case.sequences
+    return [start // CHUNK + n for n, (start, _) in enumerate(sequences)], case.T // CHUNK + len(sequences)
+
+
+def as_recorded(case: Case, decoded: dict[str, Bits]) -> dict[str, Bits]:
+    """Decoded records of a call -> the arrays that the digests are of, each [H, tiles, *shape].
+
+    The original numbers tiles without gaps and leaves the unused ones at the end; rows past a sequence's end are not
+    part of the contract (q_decayed, mqk) and are zeroed. beta_sigmoid is this package's own and has no counterpart.
+    """
+    bases, tiles = tile_bases(case)
+    recorded_tiles = tiles if case.cu_seqlens is None else -(-case.T // CHUNK) + len(case.sequences)
+    arrays: dict[str, Bits] = {}
+    for name, array in decoded.items():
+        if name == "beta_sigmoid":
+            continue
+        ours = array.reshape(case.H, tiles, *array.shape[1:])
+        dense = np.full((case.H, recorded_tiles, *array.shape[1:]), 0, dtype=array.dtype)
+        dense[...] = np.array(_UNWRITTEN & np.iinfo(array.dtype).max, dtype=array.dtype)
+        tile = 0
+        for base, (start, end) in zip(bases, case.sequences, strict=True):
+            count = -(-(end - start) // CHUNK)
+            dense[:, tile : tile + count] = ours[:, base : base + count]
+            tile += count
+            past_end = (end - start) % CHUNK
+            if past_end and name in _PAST_END:
+                dense[:, tile - 1, past_end:] = 0
+        arrays[name] = dense
+    return arrays
