@@ -1,0 +1,138 @@
+"""Checks an installed flashkda on a machine without a GPU, with nothing but the package and what is beside it.
+
+    python installed.py CUDA_PYTHON_MAJOR [torch]
+
+Any network access, and any file opened for writing, fails the run. Run by .ci/run in environments of their own; it is
+no pytest module, as pytest is not there.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+
+
+def forbid(event: str, arguments: tuple[object, ...]) -> None:
+    """Audit hook: nothing may be written and nobody be asked."""
+    if event.startswith("socket."):
+        raise AssertionError(f"network access: {event} {arguments}")
+    if event == "open":
+        flags = arguments[2]
+        if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) and arguments[0] != os.devnull:
+            raise AssertionError(f"opened for writing: {arguments[0]}")
+    if event in ("os.mkdir", "os.rename", "os.remove"):
+        raise AssertionError(f"{event} {arguments}")
+
+
+def check_read_only() -> None:
+    found = importlib.util.find_spec("flashkda")
+    assert found is not None and found.origin is not None
+    try:
+        with open(os.path.join(os.path.dirname(found.origin), "written"), "w"):
+            pass
+    except PermissionError:
+        return
+    raise AssertionError("the packages are not read-only for this user")
+
+
+def check_import() -> None:
+    before = set(sys.modules)
+    import flashkda
+
+    for name in ("torch", "numpy", "cuda", "click", "cutlass"):
+        assert name not in set(sys.modules) - before, f"importing flashkda loaded {name}"
+    assert flashkda.__version__ == importlib.metadata.version("flashkda")
+    assert all(getattr(flashkda, name) for name in flashkda.__all__)
+    assert flashkda.workspace_size(8192, 96) > 0
+    assert importlib.util.find_spec("cutlass") is None, "the DSL came along with the wheel"
+
+
+def check_info() -> None:
+    from click.testing import CliRunner
+
+    from flashkda.cli import main
+
+    shown = CliRunner().invoke(main, ["info"])
+    assert shown.exit_code == 0, shown.output
+    report = json.loads(CliRunner().invoke(main, ["info", "--json"]).stdout)
+    assert report["ok"] and not report["artifacts"]["problems"] and not report["artifacts"]["unlisted"]
+    assert report["artifacts"]["overridden_by"] is None
+    assert report["devices"] == [] and "driver" in report["driver_problem"]
+
+
+def check_resolver() -> None:
+    from flashkda.artifacts import installed
+    from flashkda.errors import DriverError, NoArtifactError
+    from flashkda.resolver import DEFAULT_NUMERICS, Rejected, listed_bvs, resolve_variants
+
+    manifest = installed().manifest
+    for artifact in manifest.artifacts:
+        assert installed().read(artifact)
+    # Compute capability; the architecture that serves it; drivers below and above its floor.
+    for capability, arch, below, above in (
+        ("8.0", None, 11080, 13000),
+        ("9.0", "sm_90a", 11080, 12000),
+        ("10.0", "sm_100a", 12060, 12080),
+        ("10.3", "sm_103a", 12080, 12090),
+        ("12.0", None, 12060, 13000),
+    ):
+        for driver in (below, above):
+            found = resolve_variants(
+                manifest, numerics=DEFAULT_NUMERICS, compute_capability=capability, driver_version=driver
+            )
+            if arch is not None and driver == above:
+                assert not isinstance(found, Rejected), found
+                assert found.prepare.arch == arch
+                assert tuple(found.recurrence) == listed_bvs(manifest, DEFAULT_NUMERICS)
+                continue
+            assert isinstance(found, Rejected), (capability, driver)
+            assert isinstance(found.error(), NoArtifactError if arch is None else DriverError)
+
+
+def check_calls(with_torch: bool) -> None:
+    import flashkda
+
+    assert (importlib.util.find_spec("torch") is not None) == with_torch
+    rows = beta = parameter = None
+    expected = "install torch"
+    if with_torch:
+        import torch
+
+        rows = torch.zeros(1, 4, 2, 128, dtype=torch.bfloat16)
+        beta, parameter = rows[..., 0], torch.zeros(2)
+        expected = "q.to('cuda')"
+    try:
+        flashkda.fwd(rows, rows, rows, rows, beta, 1.0, rows, parameter, parameter, -5.0)
+    except flashkda.ArgumentError as error:
+        assert expected in str(error), error
+    else:
+        raise AssertionError("a call without CUDA tensors was accepted")
+    for device in (None, 0):
+        try:
+            flashkda.preload(device)
+        except flashkda.DriverError as error:
+            assert "driver" in str(error), error
+        else:
+            raise AssertionError("kernels were loaded without a driver")
+
+
+def check_bindings(major: int) -> None:
+    found = importlib.metadata.version("cuda-bindings")
+    assert found.startswith(f"{major}."), f"cuda-bindings is {found}"
+    from cuda.bindings import driver
+
+    assert driver.CUlaunchConfig and driver.cuLibraryLoadData
+
+
+if __name__ == "__main__":
+    check_read_only()
+    sys.addaudithook(forbid)
+    assert "HOME" not in os.environ
+    check_import()
+    check_info()
+    check_resolver()
+    check_bindings(int(sys.argv[1]))
+    check_calls("torch" in sys.argv[2:])
+    versions = {name: importlib.metadata.version(name) for name in ("flashkda", "cuda-python", "cuda-bindings")}
+    print("works on Python", sys.version.split()[0], "as uid", os.geteuid(), versions)

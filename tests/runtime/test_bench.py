@@ -1,0 +1,251 @@
+"""The parts of `flashkda bench` that are only arithmetic and text: shapes, bytes, samples, order, table, figures."""
+
+import itertools
+import json
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flashkda.bench import load_report, same_bits_everywhere
+from flashkda.bench_plot import speed_ups, times_by_bv, times_by_tokens
+from flashkda.bench_report import lines
+from flashkda.bench_shapes import Shape, chain_floor_us, copies_past_l2, cycles_a_chunk, moved_bytes, select
+from flashkda.bench_stats import rotated, summarise
+from flashkda.cli import main
+from flashkda.errors import FlashKDAError
+from flashkda.manifest import Manifest
+
+US = {"median": 0.0, "lower_quartile": 1.0, "upper_quartile": 2.0, "least": 0.5, "most": 3.0, "count": 11}
+
+
+def make_row(**changes: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "shape": "8192", "lengths": [8192], "tokens": 8192, "heads": 96, "kernel": "both", "by": "flashkda", "bv": None,
+        "bv_used": 128, "us": US | {"median": 700.0}, "calls_a_sample": 1, "copies": 1, "gb_per_s": 2000.0,
+        "clock_mhz": 1980.0, "cycles_per_chunk": None, "chain_floor_us": 92.6, "times_floor": 7.5, "speed_up": 2.0,
+        "bits": "equal",
+    }  # fmt: skip
+    return row | changes
+
+
+def make_report() -> dict[str, Any]:
+    rows = []
+    for tokens in (4096, 8192):
+        for heads, us in ((96, 700.0), (24, 300.0), (6, 200.0)):
+            shape = {"shape": str(tokens), "lengths": [tokens], "tokens": tokens, "heads": heads}
+            rows.append(make_row(**shape, us=US | {"median": us}, speed_up=1400 / us))
+            rows.append(make_row(**shape, by="flash_kda", bv_used=None, us=US | {"median": 1400.0}, speed_up=1.0))
+            for bv in (None, 32, 64):
+                part = {"kernel": "recurrence", "bv": bv, "bv_used": bv or 32, "bits": None}
+                rows.append(make_row(**shape, **part, us=US | {"median": us + (bv or 0)}))
+    rows.append(make_row(shape="8x1024", lengths=[1024] * 8, heads=24, speed_up=3.0))
+    header = {
+        "flashkda": "0.1.0", "commit": "0123456789ab", "manifest_digest": "f" * 64, "device": "Made-up GPU",
+        "compute_capability": "9.0", "sm_count": 132, "l2_bytes": 60 << 20, "driver_release": "580.1",
+        "driver_cuda": "13.0", "clock_mhz": 1980.0, "clock_source": "NVML", "nominal_clock_mhz": 1980.0,
+        "torch": "2.11", "python": "3.12", "peers": {"flash_kda": "1ce47ea"}, "left_out": {"fla": "not installed"},
+    }  # fmt: skip
+    host = [{"call": "flashkda.fwd, workspace given", "shape": "256", "heads": 6, "us": US | {"median": 14.5}}]
+    cold = [{"by": "flashkda", "runs": 10, "ms": {"import": US | {"median": 7.5}, "total": US | {"median": 41.0}}}]
+    return {"report_version": 1, "header": header, "rows": rows, "host": host, "cold_start": cold}
+
+
+@pytest.fixture
+def report_file(tmp_path: Path) -> Path:
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(make_report()))
+    return file
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", *arguments])
+
+
+# --- shapes, bytes, cycles -----------------------------------------------------------------------
+
+
+def test_the_full_selection_is_every_length_and_the_packed_shapes() -> None:
+    shapes = select((), (), quick=False)
+    fixed = [shape for shape in shapes if not shape.packed]
+    assert {(shape.tokens, shape.heads) for shape in fixed} == {
+        (1024 << step, heads) for step in range(7) for heads in (96, 64, 48, 32, 24, 12, 6)
+    }
+    packed = {shape.label for shape in shapes if shape.packed}
+    assert packed == {"1300+547+2048+963+271+3063", "8x1024", "32x512", "64x128"}
+    assert {shape.heads for shape in shapes if shape.packed} == {96, 24, 12, 6}
+    assert len(shapes) == len(set(shapes)) == 7 * 7 + 4 * 4
+
+
+def test_quick_is_a_part_of_the_full_selection() -> None:
+    quick = select((), (), quick=True)
+    assert set(quick) < set(select((), (), quick=False))
+    assert {shape.label for shape in quick} == {"8192", "8x1024", "1300+547+2048+963+271+3063"}
+
+
+def test_given_heads_and_tokens_replace_the_usual_ones() -> None:
+    assert select((100, 200), (3,), quick=False) == [Shape((100,), 3), Shape((200,), 3)]
+    assert {shape.heads for shape in select((), (5,), quick=True)} == {5}
+
+
+def test_a_sequences_last_chunk_counts_whole() -> None:
+    shape = Shape((17, 16, 1), 2)
+    assert shape.chunks(16) == 4
+    assert shape.longest_chain(16) == 2
+
+
+def test_moved_bytes_are_each_input_and_output_once(manifest: Manifest) -> None:
+    shape = Shape((8192,), 96)
+    elements = 8192 * 96 * 128
+    records = 512 * 96 * 13856
+    prepare = moved_bytes("prepare", shape, manifest.contract)
+    recurrence = moved_bytes("recurrence", shape, manifest.contract)
+    assert prepare == 3 * 2 * elements + 2 * 8192 * 96 + records
+    assert recurrence == 2 * 2 * elements + records
+    assert moved_bytes("both", shape, manifest.contract) == prepare + recurrence
+
+
+def test_small_shapes_take_turns_past_l2_and_large_ones_need_one_set() -> None:
+    assert copies_past_l2(10 << 20, 60 << 20, limit=64) == 12
+    assert copies_past_l2(121 << 20, 60 << 20, limit=64) == 1
+    assert copies_past_l2(1, 60 << 20, limit=64) == 64
+
+
+def test_floor_and_cycles_follow_the_longest_sequence() -> None:
+    shape = Shape((8192, 16), 6)
+    assert chain_floor_us(shape, 16, 1980.0) == pytest.approx(92.6, abs=0.05)
+    assert cycles_a_chunk(chain_floor_us(shape, 16, 1500.0), shape, 16, 1500.0) == pytest.approx(358)
+
+
+# --- samples -------------------------------------------------------------------------------------
+
+
+def test_a_summary_does_not_depend_on_the_samples_order() -> None:
+    samples = [1.0, 2.0, 3.0, 4.0, 100.0]
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(samples, len(samples))
+        found = summarise(shuffled)
+        assert (found.count, found.least, found.lower_quartile, found.median) == (5, 1.0, 2.0, 3.0)
+        assert (found.upper_quartile, found.most) == (4.0, 100.0)
+    assert summarise([3.0, 1.0]).median == statistics.median([1.0, 3.0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_every_variant_is_once_in_a_round_and_everywhere_over_the_rounds(count: int) -> None:
+    rounds = [rotated(count, turn) for turn in range(count)]
+    assert all(sorted(order) == list(range(count)) for order in rounds)
+    assert {order[0] for order in rounds} == set(range(count))
+
+
+def test_no_variant_always_follows_the_same_one() -> None:
+    followers: dict[int, set[int]] = {}
+    for turn in range(11):
+        order = rotated(6, turn)
+        for before, after in itertools.pairwise(order):
+            followers.setdefault(after, set()).add(before)
+    assert all(len(before) > 1 for before in followers.values())
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_row_with_its_figures() -> None:
+    text = "\n".join(lines(make_report()))
+    for part in (
+        "flashkda 0.1.0, commit 0123456789ab", "Made-up GPU", "driver 580.1 (CUDA 13.0)", "SM clock 1980 MHz",
+        "peer flash_kda 1ce47ea", "no peer fla: not installed", "T=8192 H=96: SM clock 1980 MHz", "92.6", "auto 128",
+        "T=8x1024 H=24", "workspace given", "14.50", "cold start", "41.00",
+    ):  # fmt: skip
+        assert part in text, part
+    assert sum(line.startswith(("  both", "  recurrence")) for line in text.splitlines()) == len(make_report()["rows"])
+
+
+def test_columns_line_up() -> None:
+    table = lines(make_report())
+    head = next(line for line in table if "median us" in line)
+    row = next(line for line in table if line.startswith("  both"))
+    for title, value in (
+        ("median us", "700.0"),
+        ("GB/s", "2000"),
+        ("floor us", "92.6"),
+        ("x floor", "7.50"),
+        ("speed-up", "2.00"),
+    ):
+        assert head.index(title) + len(title) == row.index(value) + len(value)
+
+
+def test_different_bits_are_an_error(report_file: Path) -> None:
+    report = make_report()
+    assert same_bits_everywhere(report)
+    assert run("--from", str(report_file)).exit_code == 0
+    report["rows"][0]["bits"] = "differ"
+    assert not same_bits_everywhere(report)
+    report_file.write_text(json.dumps(report))
+    assert run("--from", str(report_file)).exit_code == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"report_version": 0}'])
+def test_another_file_is_refused_by_name(report_file: Path, text: str) -> None:
+    report_file.write_text(text)
+    with pytest.raises(FlashKDAError, match=r"report\.json"):
+        load_report(report_file)
+    failed = run("--from", str(report_file))
+    assert failed.exit_code == 1 and "flashkda bench --json" in failed.output
+
+
+def test_showing_a_report_needs_no_torch(report_file: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from flashkda.cli import main\n"
+        f"main(['bench', '--from', {str(report_file)!r}])"
+    )
+    folder = Path(__file__).parents[2] / "runtime"
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Made-up GPU" in done.stdout
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def test_figures_take_the_automatic_choice_and_every_bv() -> None:
+    rows = make_report()["rows"]
+    assert speed_ups(rows)["8192"] == [(6, 7.0), (24, pytest.approx(14 / 3)), (96, 2.0)]
+    assert speed_ups(rows)["8x1024"] == [(24, 3.0)]
+    assert times_by_tokens(rows)["flashkda", 24] == [(4096, 300.0), (8192, 300.0)]
+    assert times_by_tokens(rows)["flash_kda", 6] == [(4096, 1400.0), (8192, 1400.0)]
+    assert times_by_bv(rows) == {
+        None: [(6, 200.0), (24, 300.0), (96, 700.0)],
+        32: [(6, 232.0), (24, 332.0), (96, 732.0)],
+        64: [(6, 264.0), (24, 364.0), (96, 764.0)],
+    }
+
+
+def test_a_report_is_drawn_again_without_a_gpu(report_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = tmp_path / "figure.svg"
+    result = run("--from", str(report_file), "--plot", str(figure))
+    assert result.exit_code == 0, result.output
+    assert "</svg>" in figure.read_text()
+
+
+def test_an_unwritable_plot_and_an_empty_report_are_no_traceback(report_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = make_report()
+    report_file.write_text(json.dumps(report | {"rows": [], "host": [], "cold_start": []}))
+    assert run("--from", str(report_file), "--plot", str(tmp_path / "empty.png")).exit_code == 0
+    failed = run("--from", str(report_file), "--plot", str(tmp_path / "figure.nonsense"))
+    assert failed.exit_code == 1 and "figure.nonsense" in failed.output
+
+
+def test_without_matplotlib_the_extra_is_named(
+    report_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashkda.bench_plot.find_spec", lambda name: None)
+    failed = run("--from", str(report_file), "--plot", str(tmp_path / "figure.svg"))
+    assert failed.exit_code == 1 and "flashkda[bench]" in failed.output

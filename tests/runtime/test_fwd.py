@@ -1,0 +1,530 @@
+"""`flashkda.fwd` on made-up devices: what it refuses, what it launches, and how it leaves the caller's context."""
+
+import logging
+import pickle
+import re
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashkda
+from flashkda.errors import ArgumentError, ArtifactError, DriverError, NoArtifactError
+
+torch = pytest.importorskip("torch")
+
+Arguments = dict[str, Any]
+
+
+@pytest.fixture
+def arguments(on_cuda: Callable[..., Any], artifact_folder: Path) -> Callable[..., Arguments]:
+    """Sound arguments of a call; keywords change the shape."""
+
+    def make(
+        batch: int = 1, seqlen: int = 40, heads: int = 2, sequences: int | None = None, ordinal: int = 0
+    ) -> Arguments:
+        def rows() -> Any:
+            return on_cuda(torch.zeros(batch, seqlen, heads, 128, dtype=torch.bfloat16), ordinal)
+
+        found: Arguments = {name: rows() for name in ("q", "k", "v", "g", "out")}
+        found["beta"] = on_cuda(torch.zeros(batch, seqlen, heads, dtype=torch.bfloat16), ordinal)
+        found["A_log"] = on_cuda(torch.zeros(heads), ordinal)
+        found["dt_bias"] = on_cuda(torch.zeros(heads, 128), ordinal)
+        found |= {"scale": 128**-0.5, "lower_bound": -5.0}
+        if sequences is not None:
+            found["cu_seqlens"] = on_cuda(torch.zeros(sequences + 1, dtype=torch.int64), ordinal)
+        return found
+
+    return make
+
+
+@pytest.fixture
+def state(on_cuda: Callable[..., Any]) -> Callable[..., Any]:
+    def make(sequences: int = 1, heads: int = 2, dtype: Any = torch.float32, ordinal: int = 0) -> Any:
+        return on_cuda(torch.zeros(sequences, heads, 128, 128, dtype=dtype), ordinal)
+
+    return make
+
+
+def refusal(arguments: Arguments) -> ArgumentError:
+    with pytest.raises(ArgumentError) as caught:
+        flashkda.fwd(**arguments)
+    return caught.value
+
+
+# --- refused arguments ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "out", "A_log", "dt_bias"])
+def test_a_cpu_tensor_is_refused_by_name_without_a_driver(arguments: Callable[..., Arguments], name: str) -> None:
+    call = arguments()
+    call[name] = call[name].as_subclass(torch.Tensor)
+    error = refusal(call)
+    assert error.argument == name
+    assert "on cpu" in str(error) and f"{name}.to('cuda')" in str(error)
+    assert isinstance(error, ValueError)
+
+
+def test_plain_cpu_and_meta_calls_are_refused(artifact_folder: Path) -> None:
+    for device in ("cpu", "meta"):
+        rows = torch.zeros(1, 4, 2, 128, dtype=torch.bfloat16, device=device)
+        with pytest.raises(ArgumentError, match=f"on {device}"):
+            flashkda.fwd(rows, rows, rows, rows, rows[..., 0], 1.0, rows, rows, rows, -5.0)
+
+
+@pytest.mark.parametrize("value", [None, 3, [1.0], "q", object()])
+def test_what_is_no_tensor_is_refused(arguments: Callable[..., Arguments], value: object) -> None:
+    error = refusal(arguments() | {"g": value})
+    assert error.argument == "g" and "torch.Tensor" in error.allowed
+
+
+def test_sparse_tensors_are_refused(arguments: Callable[..., Arguments]) -> None:
+    assert refusal(arguments() | {"k": torch.eye(4).to_sparse()}).argument == "k"
+
+
+def change_dtype(name: str, dtype: Any) -> Callable[[Arguments], Arguments]:
+    return lambda call: call | {name: call[name].to(dtype)}
+
+
+def replace(name: str, change: Callable[[Any], Any]) -> Callable[[Arguments], Arguments]:
+    return lambda call: call | {name: change(call[name])}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        *[(name, change_dtype(name, torch.float16), "bfloat16") for name in ("q", "k", "v", "g", "out", "beta")],
+        ("A_log", change_dtype("A_log", torch.bfloat16), "float32"),
+        ("dt_bias", change_dtype("dt_bias", torch.float64), "float32"),
+        ("q", replace("q", lambda t: t[0]), "[B, T, H, 128]"),
+        ("q", replace("q", lambda t: t[..., :64]), "[B, T, H, 128]"),
+        ("k", replace("k", lambda t: t[:, 1:]), "[1, 40, 2, 128]"),
+        ("v", replace("v", lambda t: t[:, :, :1]), "[1, 40, 2, 128]"),
+        ("out", replace("out", lambda t: t.expand(3, -1, -1, -1)), "[1, 40, 2, 128]"),
+        ("beta", replace("beta", lambda t: t[..., None]), "[1, 40, 2]"),
+        ("A_log", replace("A_log", lambda t: t[:1]), "2 elements"),
+        ("dt_bias", replace("dt_bias", lambda t: t[:, :64]), "256 elements"),
+        ("dt_bias", replace("dt_bias", lambda t: t.reshape(128, 2).t()), "contiguous"),
+        ("g", replace("g", lambda t: t.new_zeros(1, 40, 128, 2).transpose(2, 3)), "contiguous there"),
+        ("g", replace("g", lambda t: t.new_zeros(1, 40, 2, 132)[..., :128]), "multiples of 8 elements"),
+        ("out", replace("out", lambda t: t[:, :1].expand(-1, 40, -1, -1)), "free of overlap within itself"),
+    ],
+)
+def test_a_wrong_dtype_shape_or_stride_is_refused(
+    arguments: Callable[..., Arguments], name: str, change: Callable[[Arguments], Arguments], says: str
+) -> None:
+    error = refusal(change(arguments()))
+    assert error.argument == name
+    assert says in error.allowed
+
+
+def test_tensors_on_two_devices_are_refused(arguments: Callable[..., Arguments]) -> None:
+    error = refusal(arguments() | {"v": arguments(ordinal=1)["v"]})
+    assert (error.argument, error.value) == ("v", "a tensor on cuda:1")
+
+
+@pytest.mark.parametrize("scale", [None, float("nan"), float("inf"), 1e39, "1", 1j, [1.0]])
+def test_a_scale_that_is_no_finite_float32_is_refused(arguments: Callable[..., Arguments], scale: object) -> None:
+    assert refusal(arguments() | {"scale": scale}).argument == "scale"
+
+
+@pytest.mark.parametrize("bound", [None, -5.01, 0.1, float("nan"), float("-inf"), "-5"])
+def test_a_lower_bound_outside_the_safe_gate_is_refused_with_the_reason(
+    arguments: Callable[..., Arguments], bound: object
+) -> None:
+    error = refusal(arguments() | {"lower_bound": bound})
+    assert error.argument == "lower_bound" and "safe gate" in str(error)
+
+
+@pytest.mark.parametrize("bv", [16, True, 32.0, "32"])
+def test_a_bv_outside_the_manifest_is_refused(arguments: Callable[..., Arguments], cuda: Any, bv: object) -> None:
+    assert refusal(arguments() | {"bv": bv}).argument == "bv"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.to(torch.int16), "int32 or int64"),
+        (lambda t: t[:1], "[N + 1]"),
+        (lambda t: t[None], "[N + 1]"),
+        (lambda t: t.repeat_interleave(2)[::2], "contiguous"),
+    ],
+)
+def test_wrong_cu_seqlens_are_refused(
+    arguments: Callable[..., Arguments], change: Callable[[Any], Any], says: str
+) -> None:
+    call = arguments(sequences=3)
+    error = refusal(call | {"cu_seqlens": change(call["cu_seqlens"])})
+    assert error.argument == "cu_seqlens" and says in error.allowed
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_cu_seqlens_needs_a_batch_of_one(arguments: Callable[..., Arguments], batch: int) -> None:
+    assert "B = 1" in refusal(arguments(batch=batch, sequences=3)).allowed
+
+
+@pytest.mark.parametrize("name", ["initial_state", "final_state"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.half(), "bfloat16 or float32"),
+        (lambda t: t[:1], "[2, 2, 128, 128]"),
+        (lambda t: t.transpose(2, 3), "contiguous in its last three dimensions"),
+        (lambda t: t[:1].expand(2, -1, -1, -1), "at least 32768"),
+        (lambda t: t.new_zeros(70000).as_strided((2, 2, 128, 128), (32769, 16384, 128, 1)), "steps of 16 bytes"),
+    ],
+)
+def test_a_wrong_state_is_refused(
+    arguments: Callable[..., Arguments],
+    state: Callable[..., Any],
+    name: str,
+    change: Callable[[Any], Any],
+    says: str,
+) -> None:
+    error = refusal(arguments(batch=2) | {name: change(state(2))})
+    assert error.argument == name and says in error.allowed
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "out", "beta", "A_log", "dt_bias", "cu_seqlens"])
+def test_a_misaligned_tensor_is_refused(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any, name: str
+) -> None:
+    call = arguments(sequences=1)
+    odd = call[name].data_ptr() + (8 if name in ("q", "k", "v", "g", "out") else 1)
+    error = refusal(call | {name: on_cuda(call[name].as_subclass(torch.Tensor), address=odd)})
+    assert error.argument == name and "aligned" in error.allowed
+    assert not cuda.launches
+
+
+def test_gradients_are_refused_only_while_they_are_recorded(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    call = arguments()
+    call["A_log"].requires_grad_()
+    error = refusal(call)
+    assert error.argument == "A_log" and "torch.no_grad" in error.remedy
+    with torch.no_grad():
+        flashkda.fwd(**call)
+    assert len(cuda.launches) == 2
+
+
+@pytest.mark.parametrize("source", ["q", "k", "v", "g"])
+def test_out_in_an_inputs_memory_is_refused(arguments: Callable[..., Arguments], cuda: Any, source: str) -> None:
+    call = arguments()
+    error = refusal(call | {"out": call[source]})
+    assert (error.argument, error.value) == ("out", f"in the same memory as {source}")
+
+
+def test_overlap_is_found_though_the_signature_is_known(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    call = arguments()
+    flashkda.fwd(**call)
+    assert refusal(call | {"out": call["k"]}).argument == "out"
+    assert len(cuda.launches) == 2
+
+
+def test_slices_of_one_fused_projection_are_accepted(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any
+) -> None:
+    fused = torch.zeros(1, 40, 2, 5 * 128, dtype=torch.bfloat16)
+    slices = dict(zip(("q", "k", "v", "g", "out"), fused.split(128, dim=-1), strict=True))
+    flashkda.fwd(**(arguments() | {name: on_cuda(part) for name, part in slices.items()}))
+    assert cuda.launches[0].values["q_stride_h"] == 640
+    assert cuda.launches[1].values["out"] == fused.data_ptr() + 4 * 256
+
+
+def test_a_state_may_be_updated_in_place_but_not_shifted(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any
+) -> None:
+    pool = torch.zeros(6, 2, 128, 128)
+    call = arguments(batch=2)
+    same = on_cuda(pool[:2])
+    flashkda.fwd(**(call | {"initial_state": same, "final_state": same}))
+    flashkda.fwd(**(call | {"initial_state": on_cuda(pool[0:4:2]), "final_state": on_cuda(pool[1:5:2])}))
+    assert len(cuda.launches) == 4
+    error = refusal(call | {"initial_state": on_cuda(pool[0:2]), "final_state": on_cuda(pool[1:3])})
+    assert error.argument == "final_state" and "initial_state itself" in error.allowed
+
+
+def test_a_state_of_another_dtype_in_the_same_memory_is_refused(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any
+) -> None:
+    memory = torch.zeros(2, 128, 128)
+    wide = on_cuda(memory[None])
+    narrow = on_cuda(memory.view(torch.bfloat16).view(-1)[: 2 * 128 * 128].view(1, 2, 128, 128))
+    assert refusal(arguments() | {"initial_state": narrow, "final_state": wide}).argument == "final_state"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda size: torch.zeros(size, dtype=torch.int8), "uint8"),
+        (lambda size: torch.zeros(1, size, dtype=torch.uint8), "1-D"),
+        (lambda size: torch.zeros(2 * size, dtype=torch.uint8)[::2], "contiguous"),
+        (lambda size: torch.zeros(size - 13857, dtype=torch.uint8), f"at least {3 * 2 * 13856} bytes"),
+    ],
+)
+def test_a_wrong_workspace_is_refused(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any, make: Callable[[int], Any], says: str
+) -> None:
+    size = 3 * 2 * 13856
+    error = refusal(arguments() | {"workspace": on_cuda(make(size))})
+    assert error.argument == "workspace" and says in error.allowed
+
+
+def test_a_misaligned_workspace_is_refused(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any
+) -> None:
+    memory = torch.zeros(100000, dtype=torch.uint8)
+    error = refusal(arguments() | {"workspace": on_cuda(memory, address=memory.data_ptr() + 4)})
+    assert (error.argument, error.allowed) == ("workspace", "16-byte aligned")
+
+
+def test_an_argument_error_survives_pickling(artifact_folder: Path) -> None:
+    error = ArgumentError("q", "None", "a tensor", "pass one")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "q is None, but must be a tensor: pass one"
+    refused = NoArtifactError("prepare", (("a.cubin", ("has bv 1",)),))
+    assert str(pickle.loads(pickle.dumps(refused))) == str(refused)
+
+
+# --- launches ------------------------------------------------------------------------------------
+
+
+def test_a_call_is_two_launches_with_the_tensors_addresses(
+    arguments: Callable[..., Arguments], state: Callable[..., Any], on_cuda: Callable[..., Any], cuda: Any
+) -> None:
+    call = arguments(seqlen=40, heads=2, sequences=3)
+    workspace = on_cuda(torch.zeros(flashkda.workspace_size(40, 2, 3), dtype=torch.uint8))
+    states = {"initial_state": state(3, dtype=torch.bfloat16), "final_state": state(3)}
+    call |= states | {"workspace": workspace, "lower_bound": -4.0, "scale": 0.25}
+    assert flashkda.fwd(**call) is None
+    prepare, recurrence = cuda.launches
+    assert (prepare.entry, recurrence.entry) == ("entry_prepare_None", "entry_recurrence_32")
+    for name in ("q", "k", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "workspace"):
+        assert prepare.values[name] == call[name].data_ptr()
+    for name in ("v", "out", "workspace", "initial_state", "final_state", "cu_seqlens"):
+        assert recurrence.values[name] == call[name].data_ptr()
+    assert prepare.values["scale"] == 0.25
+    assert prepare.values["gate_scale"] == struct.unpack("<f", struct.pack("<f", -4.0 * 1.4426950408889634))[0]
+    assert (recurrence.values["initial_dtype"], recurrence.values["final_dtype"]) == (1, 2)
+    assert (recurrence.values["total_tiles"], recurrence.values["num_seqs"]) == (40 // 16 + 3, 3)
+    assert prepare.config["gridDimX"] == 2 * -(-5 // 4)
+    assert recurrence.config["gridDimX"] == 3 * 2 * 4
+    assert (recurrence.config["blockDimX"], recurrence.config["sharedMemBytes"]) == (160, 90032)
+
+
+def test_absent_tensors_are_null_and_the_workspace_is_allocated(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    flashkda.fwd(**arguments())
+    prepare, recurrence = cuda.launches
+    assert prepare.values["cu_seqlens"] == 0
+    assert (recurrence.values["initial_state"], recurrence.values["final_state"]) == (0, 0)
+    assert prepare.values["workspace"] == recurrence.values["workspace"] != 0
+
+
+def test_only_the_recurrence_may_overlap_its_predecessor(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    flashkda.fwd(**arguments())
+    prepare, recurrence = cuda.launches
+    assert "attrs" not in prepare.config
+    (attribute,) = recurrence.config["attrs"]
+    assert attribute.id == "pdl" and attribute.value.programmaticStreamSerializationAllowed == 1
+
+
+def test_each_call_passes_its_own_addresses_and_numbers(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    first, second, longer = arguments(), arguments(), arguments(seqlen=41)
+    for call in (first, second, longer, first):
+        flashkda.fwd(**call)
+    starts = [launch.values["q"] for launch in cuda.launches[::2]]
+    assert starts == [call["q"].data_ptr() for call in (first, second, longer, first)]
+    assert [launch.values["seqlen"] for launch in cuda.launches[::2]] == [40, 40, 41, 40]
+    assert len(cuda.loaded) == 2
+
+
+def test_every_argument_that_matters_is_part_of_the_signature(
+    arguments: Callable[..., Arguments], state: Callable[..., Any], cuda: Any
+) -> None:
+    call = arguments()
+    flashkda.fwd(**call)
+    for change in ({"scale": 0.5}, {"lower_bound": -1.0}, {"bv": 128}, {"final_state": state()}):
+        flashkda.fwd(**(call | change))
+    values = [launch.values for launch in cuda.launches]
+    assert values[2]["scale"] == 0.5
+    assert values[4]["gate_scale"] == pytest.approx(-1.442695)
+    assert cuda.launches[7].entry == "entry_recurrence_128"
+    assert values[9]["final_dtype"] == 2
+
+
+def test_empty_calls_launch_nothing_or_only_write_states(
+    arguments: Callable[..., Arguments], state: Callable[..., Any], cuda: Any
+) -> None:
+    for shape in ({"batch": 0}, {"heads": 0}, {"seqlen": 0}):
+        flashkda.fwd(**arguments(**shape))
+    assert not cuda.launches
+    flashkda.fwd(**arguments(seqlen=0), final_state=state())
+    (launch,) = cuda.launches
+    assert launch.entry.startswith("entry_recurrence") and launch.values["seqlen"] == 0
+    assert "attrs" not in launch.config
+
+
+def test_the_current_stream_is_used_and_torchs_default_is_the_legacy_one(
+    arguments: Callable[..., Arguments], cuda: Any
+) -> None:
+    flashkda.fwd(**arguments(ordinal=0))
+    flashkda.fwd(**arguments(ordinal=1))
+    assert [launch.config["hStream"] for launch in cuda.launches] == [1, 1, 77, 77]
+
+
+def test_launches_run_in_the_tensors_context_and_the_callers_is_restored(
+    arguments: Callable[..., Arguments], cuda: Any
+) -> None:
+    for current in (0, 100, 101, 555):
+        cuda.contexts = [current]
+        for ordinal in (0, 1):
+            cuda.launches.clear()
+            flashkda.fwd(**arguments(ordinal=ordinal))
+            assert [launch.context for launch in cuda.launches] == [100 + ordinal] * 2
+            assert cuda.contexts == [current]
+
+
+def test_the_callers_context_is_restored_after_a_failed_launch(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    call = arguments(ordinal=1)
+    flashkda.fwd(**call)
+    cuda.launch_status = type(cuda.launch_status).CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    with pytest.raises(DriverError, match=r"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: the description"):
+        flashkda.fwd(**call)
+    assert cuda.contexts == [0]
+
+
+def test_a_device_without_an_artifact_and_an_old_driver_are_told_apart(
+    arguments: Callable[..., Arguments], cuda: Any
+) -> None:
+    cuda.version = 12040
+    cuda.devices[0] = {"major": 8, "minor": 0, "sm_count": 108}
+    with pytest.raises(NoArtifactError, match=re.escape("prepare.flashkda.sm_90a.cubin: sm_90a runs on")):
+        flashkda.fwd(**arguments())
+    with pytest.raises(DriverError, match=r"too old for prepare\.flashkda\.sm_100a\.cubin.*12\.4.*12\.8"):
+        flashkda.fwd(**arguments(ordinal=1))
+
+
+def test_a_changed_cubin_is_refused_at_its_first_load(
+    arguments: Callable[..., Arguments], artifact_folder: Path, cuda: Any
+) -> None:
+    (artifact_folder / "recurrence.flashkda.bv32.sm_90a.cubin").write_bytes(b"\x7fELF other")
+    with pytest.raises(ArtifactError, match=r"recurrence\.flashkda\.bv32\.sm_90a\.cubin"):
+        flashkda.fwd(**arguments())
+    assert not cuda.launches and cuda.contexts == [0]
+    flashkda.fwd(**arguments(), bv=64)
+    assert len(cuda.launches) == 2
+
+
+def test_a_first_call_within_a_capture_is_refused_and_works_after_preload(
+    arguments: Callable[..., Arguments], cuda: Any
+) -> None:
+    cuda.capturing = 1
+    with pytest.raises(DriverError, match=r"flashkda\.preload\(0\)"):
+        flashkda.fwd(**arguments())
+    assert not cuda.loaded
+    flashkda.preload(0)
+    loaded = dict(cuda.loaded)
+    flashkda.fwd(**arguments())
+    assert cuda.loaded == loaded and len(cuda.launches) == 2
+
+
+def test_a_known_signature_in_another_thread_has_its_own_parameter_block(
+    arguments: Callable[..., Arguments], cuda: Any
+) -> None:
+    calls = [arguments() for _ in range(4)]
+    flashkda.fwd(**calls[0])
+    cuda.launches.clear()
+    real_launch, both_inside = cuda.cuLaunchKernelEx, threading.Barrier(4)
+
+    def launch(config: Any, function: int, addresses: int, extra: int) -> Any:
+        # All threads have written their block before any of them is read.
+        both_inside.wait(timeout=20)
+        return real_launch(config, function, addresses, extra)
+
+    from flashkda import kernels
+
+    for kernel in kernels._loaded.values():
+        kernel._launch = launch
+    threads = [threading.Thread(target=flashkda.fwd, kwargs=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    prepared = [run.values["q"] for run in cuda.launches if "prepare" in run.entry]
+    assert sorted(prepared) == sorted(call["q"].data_ptr() for call in calls)
+
+
+def test_the_number_of_kept_signatures_is_bounded(
+    arguments: Callable[..., Arguments], cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashkda import api
+
+    monkeypatch.setattr(api, "_KEPT_SIGNATURES", 3)
+    for seqlen in (1, 2, 3, 4, 5, 1):
+        flashkda.fwd(**arguments(seqlen=seqlen))
+    assert len(api._calls) == 3
+    assert len(cuda.launches) == 12
+
+
+def test_loads_and_plans_are_logged_at_debug(
+    arguments: Callable[..., Arguments], cuda: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="flashkda"):
+        flashkda.fwd(**arguments())
+    text = caplog.text
+    assert "planned B=1 T=40 H=2 N=1 on device 0: BV 32" in text
+    assert text.count("loaded ") == 2
+
+
+# --- preload and workspace_size ------------------------------------------------------------------
+
+
+def test_preload_finishes_every_kernel_of_the_device_once(artifact_folder: Path, cuda: Any) -> None:
+    flashkda.preload(0)
+    flashkda.preload(0)
+    assert sorted(cuda.loaded.values()) == [
+        "entry_prepare_None", "entry_recurrence_128", "entry_recurrence_32", "entry_recurrence_64",
+    ]  # fmt: skip
+    assert sorted(cuda.finished) == sorted(cuda.loaded)
+    assert sorted(cuda.shared.values()) == [1000, 90032, 90064, 90128]
+    assert cuda.contexts == [0]
+
+
+def test_one_loaded_kernel_serves_two_devices_of_one_kind(artifact_folder: Path, cuda: Any) -> None:
+    cuda.devices[1] = cuda.devices[0]
+    flashkda.preload(0)
+    flashkda.preload("cuda:1")
+    assert len(cuda.loaded) == 4
+    assert {device for _, device in cuda.shared} == {0, 1}
+
+
+def test_a_driver_without_function_loading_is_not_asked_for_it(artifact_folder: Path, cuda: Any) -> None:
+    cuda.version = 12020
+    flashkda.preload(0)
+    assert len(cuda.loaded) == 4 and not cuda.finished
+
+
+@pytest.mark.parametrize("device", [2, -1, "cpu", "nonsense", "cuda:9"])
+def test_preload_refuses_what_is_no_visible_device(artifact_folder: Path, cuda: Any, device: Any) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        flashkda.preload(device)
+    assert caught.value.argument == "device"
+
+
+def test_workspace_size_is_that_of_the_packed_layout(artifact_folder: Path) -> None:
+    assert flashkda.workspace_size(8192, 96) == (512 + 1) * 96 * 13856
+    assert flashkda.workspace_size(0, 4, 2) == 2 * 4 * 13856
+
+
+@pytest.mark.parametrize("sizes", [(-1, 1, 1), (16, 1.0, 1), (16, 1, "1")])
+def test_workspace_size_refuses_what_is_no_size(artifact_folder: Path, sizes: Any) -> None:
+    with pytest.raises(ArgumentError):
+        flashkda.workspace_size(*sizes)
+
+
+def test_launch_failures_name_the_kernel(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    cuda.launch_status = type(cuda.launch_status).CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    with pytest.raises(DriverError, match=r"launch of prepare\.flashkda\.sm_90a\.cubin with 2 CTAs"):
+        flashkda.fwd(**arguments())

@@ -1,0 +1,74 @@
+"""Which artifact made-up systems get, and what they are told if none."""
+
+import pytest
+
+from flashkda.errors import DriverError, NoArtifactError
+from flashkda.manifest import Manifest
+from flashkda.resolver import Accepted, Rejected, Request, Variants, resolve, resolve_variants
+
+
+def ask(manifest: Manifest, capability: str, driver: int, kernel: str = "recurrence", bv: int | None = 64) -> object:
+    return resolve(manifest, Request(kernel, "flashkda", bv, capability, driver))
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "arch"),
+    [("9.0", 12000, "sm_90a"), ("9.0", 13020, "sm_90a"), ("10.0", 12080, "sm_100a"), ("10.3", 12090, "sm_103a")],
+)
+def test_a_supported_device_gets_its_own_architectures_file(
+    manifest: Manifest, capability: str, driver: int, arch: str
+) -> None:
+    outcome = ask(manifest, capability, driver)
+    assert isinstance(outcome, Accepted)
+    assert outcome.artifact.file == f"recurrence.flashkda.bv64.{arch}.cubin"
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.9", "9.1", "10.1", "11.0", "12.0"])
+def test_an_unsupported_device_is_told_every_candidate_and_why(manifest: Manifest, capability: str) -> None:
+    outcome = ask(manifest, capability, 13000)
+    assert isinstance(outcome, Rejected)
+    assert len(outcome.refusals) == 9
+    error = outcome.error()
+    assert isinstance(error, NoArtifactError)
+    for arch in ("sm_90a", "sm_100a", "sm_103a"):
+        assert f"recurrence.flashkda.bv64.{arch}.cubin: {arch} runs on" in str(error)
+    assert "has bv 32, not 64" in str(error)
+    assert f"not {capability}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "floor"), [("9.0", 11080, "12.0"), ("10.0", 12070, "12.8"), ("10.3", 12080, "12.9")]
+)
+def test_a_driver_below_the_floor_is_its_own_error(
+    manifest: Manifest, capability: str, driver: int, floor: str
+) -> None:
+    outcome = ask(manifest, capability, driver)
+    assert isinstance(outcome, Rejected)
+    error = outcome.error()
+    assert isinstance(error, DriverError)
+    assert f"CUDA {floor} is needed" in str(error)
+
+
+def test_another_numerics_is_refused_for_that_reason(manifest: Manifest) -> None:
+    outcome = resolve(manifest, Request("prepare", "accurate", None, "9.0", 13000))
+    assert isinstance(outcome, Rejected)
+    assert outcome.refusals[0].reasons == ("has numerics flashkda, not accurate",)
+    assert not outcome.refusals[0].only_driver
+
+
+def test_a_devices_variants_are_one_prepare_and_every_bv(manifest: Manifest) -> None:
+    found = resolve_variants(manifest, numerics="flashkda", compute_capability="10.0", driver_version=12080)
+    assert isinstance(found, Variants)
+    assert found.prepare.arch == "sm_100a"
+    assert list(found.recurrence) == [32, 64, 128]
+    assert {artifact.arch for artifact in found.recurrence.values()} == {"sm_100a"}
+
+
+def test_a_device_without_prepare_or_without_recurrence_is_rejected(manifest: Manifest) -> None:
+    from dataclasses import replace
+
+    for kernel in ("prepare", "recurrence"):
+        partial = replace(manifest, artifacts=tuple(found for found in manifest.artifacts if found.kernel != kernel))
+        found = resolve_variants(partial, numerics="flashkda", compute_capability="9.0", driver_version=13000)
+        assert isinstance(found, Rejected)
+        assert "lists no candidate" in str(found.error())
