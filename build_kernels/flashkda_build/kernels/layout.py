@@ -31,3 +31,5 @@ class RecurrenceLayout:
         self.stage = (RECORD_BYTES + CHUNK * self.value_pitch + 127) // 128 * 128
         self.shared_memory = BARRIER_BYTES + STAGES * self.stage
         self.ctas_per_sm = 1 if bv == HEAD_DIM else 2
+        # the launch bound (CTAs an SM) and the distance of operand loads (blocks) that give ptxas's best schedule
+        self.launch_bound, self.lead = (3, 1) if bv == 64 else (1, 2)

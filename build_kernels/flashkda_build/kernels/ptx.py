@@ -191,6 +191,19 @@ def count_votes(limit, value):
     return asm(text, (I32,), (value, limit), effects=True)
 
 
+def lane_where_equal(value, wanted):
+    """The first lane of the warp whose value is `wanted`."""
+    text = """{
+        .reg .pred p;
+        .reg .b32 lanes;
+        setp.eq.s32 p, $1, $2;
+        vote.sync.ballot.b32 lanes, p, -1;
+        brev.b32 lanes, lanes;
+        clz.b32 $0, lanes;
+        }"""
+    return asm(text, (I32,), (value, wanted), effects=True)
+
+
 def less(a, b):
     """1 where a < b, else 0."""
     return asm("{ .reg .pred p; setp.lt.s32 p, $1, $2; selp.s32 $0, 1, 0, p; }", (I32,), (a, b))

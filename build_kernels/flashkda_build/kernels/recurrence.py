@@ -17,12 +17,11 @@ from cutlass import Float32, Int32, Int64
 from . import ptx
 from .layout import BARRIER_BYTES, STAGES, RecurrenceLayout
 from .record import BETA, G_TOTAL, INV, K_BLOCKS, K_DECAYED, K_RESTORED, MQK, Q_DECAYED, RECORD_BYTES
-from .sequence import chunks_of, offset, packed_tile_base
+from .sequence import WARP, chunks_of, longest_first, offset, packed_tile_base
 
 EARLY = (
     3  # blocks of S q_decayed done as soon as their state is new; the others fill latencies at the next step's start
 )
-LEAD = 2  # how many blocks ahead of its use an operand is loaded
 # where in the loop over blocks the work off the chain is placed
 BLOCK_OF_MQK, BLOCK_OF_SMALL_LOADS, BLOCK_OF_BARRIER, BLOCK_OF_STORE = 2, 4, 4, 5
 
@@ -68,14 +67,14 @@ def _put(tensor, first, values):
 
 
 class _Loads:
-    """The loads of blocks 0 ... 7 in order, each issued `LEAD` blocks before it is taken."""
+    """The loads of blocks 0 ... 7 in order, each issued `lead` blocks before it is taken."""
 
-    def __init__(self, load):
-        self.load, self.loaded = load, []
+    def __init__(self, lead, load):
+        self.lead, self.load, self.loaded = lead, load, []
         self.take(-1)
 
     def take(self, m):
-        while len(self.loaded) < min(m + 1 + LEAD, K_BLOCKS):
+        while len(self.loaded) < min(m + 1 + self.lead, K_BLOCKS):
             self.loaded.append(self.load(len(self.loaded)))
         return self.loaded[m] if m >= 0 else None
 
@@ -84,7 +83,7 @@ class Columns:
     """One compute warp's value columns: registers, and one chunk's work on them. Traced: every loop is unrolled."""
 
     def __init__(self, layout, warp, lane, state):
-        self.blocks = range(layout.blocks)
+        self.blocks, self.lead = range(layout.blocks), layout.lead
         self.a, self.t, self.lane16 = lane // 4, lane % 4, lane * 16
         tile_row = (lane & 7) + (
             lane >> 4
@@ -111,7 +110,8 @@ class Columns:
     def _coming(self, stage):
         """Loads of the coming chunk's k_decayed and q_decayed."""
         return _Loads(
-            lambda m: (_operand(stage, self.lane16, K_DECAYED, m), _operand(stage, self.lane16, Q_DECAYED, m))
+            self.lead,
+            lambda m: (_operand(stage, self.lane16, K_DECAYED, m), _operand(stage, self.lane16, Q_DECAYED, m)),
         )
 
     def _advance(self, coming, m, state, u1, o):
@@ -147,10 +147,11 @@ class Columns:
         inv, mqk, beta = _get(self.small, 0, 4), _get(self.small, 4, 4), _get(self.small, 8, 2)
         coming = self._coming(ahead)
         update = _Loads(
+            self.lead,
             lambda m: (
                 _operand(stage, self.lane16, K_RESTORED, m),
                 ptx.load_shared(stage + self.t * 16, 4, G_TOTAL + 64 * m, ptx.F32),
-            )
+            ),
         )
         u, o = [], []
         for b in self.blocks:
@@ -216,6 +217,8 @@ def trace(spec):
         head = cta // layout.slices % num_heads
         n = cta // layout.slices // num_heads
         packed = cu_seqlens != Int64(0)
+        if packed and num_seqs <= WARP:
+            n = longest_first(cu_seqlens, n, cu_seqlens_is_int64, num_seqs, seqlen, lane)
         begin = offset(cu_seqlens, n, cu_seqlens_is_int64, seqlen)
         length = offset(cu_seqlens, n + 1, cu_seqlens_is_int64, seqlen) - begin
         batch = Int32(0)
@@ -364,7 +367,9 @@ def trace(spec):
             initial_stride_n, final_stride_n,
             seqlen, num_seqs, num_heads, total_tiles, cu_seqlens_is_int64, initial_dtype, final_dtype,
         ).launch(
-            grid=(1, 1, 1), block=(layout.threads, 1, 1), smem=layout.shared_memory, min_blocks_per_mp=1
+            grid=(1, 1, 1), block=(layout.threads, 1, 1), smem=layout.shared_memory,
+            min_blocks_per_mp=layout.launch_bound,
+            preferred_smem_carveout=100,  # the DSL would ask the driver for one
         )  # fmt: skip
 
     return host, (*[Int64(0)] * 14, *[Int32(0)] * 7)

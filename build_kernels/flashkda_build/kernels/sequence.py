@@ -1,5 +1,6 @@
 """Which tokens and which tiles a sequence owns (DESIGN.md section 1)."""
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
@@ -40,3 +41,26 @@ def find(cu_seqlens, tile, is_int64, num_seqs, seqlen, lane):
             first = Int32(-1)
             span = Int32(0)
     return first
+
+
+WARP = 32
+
+
+@cute.jit
+def longest_first(cu_seqlens, place, is_int64, num_seqs, seqlen, lane):
+    """Which of up to 32 sequences is number `place` by falling number of chunks, sorted by the whole warp.
+
+    CTAs start in the order of their numbers: the longest chains must not be the last to start, nor share an SM.
+    """
+    key = -1 - lane  # no sequence
+    if lane < num_seqs:
+        begin = offset(cu_seqlens, lane, is_int64, seqlen)
+        end = offset(cu_seqlens, lane + 1, is_int64, seqlen)
+        chunks = Int32(0)
+        if end > begin:
+            chunks = chunks_of(end - begin)
+        key = chunks * WARP + (WARP - 1 - lane)
+    ahead = Int32(0)
+    for other in cutlass.range_constexpr(WARP):
+        ahead += ptx.less(key, ptx.shuffle(key, Int32(other)))
+    return ptx.lane_where_equal(ahead, place)
