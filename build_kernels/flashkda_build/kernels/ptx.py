@@ -329,14 +329,14 @@ def copy_async_16(shared_address, global_address, source_bytes, offset=0):
     )
 
 
-def copy_async_wait():
-    """Wait for this thread's earlier copy_async_16."""
-    asm("cp.async.wait_all;", (), (), effects=True)
+def copy_async_commit():
+    """Close a group of this thread's copy_async_16."""
+    asm("cp.async.commit_group;", (), (), effects=True)
 
 
-def copy_async_arrive(barrier):
-    """Arrive on `barrier` when this thread's earlier copy_async_16 have landed (the arrival is one of the expected)."""
-    asm("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", (), (barrier,), effects=True)
+def copy_async_wait(pending=None):
+    """Wait for all of this thread's copy_async_16, or for all groups but the last `pending`."""
+    asm("cp.async.wait_all;" if pending is None else f"cp.async.wait_group {pending};", (), (), effects=True)
 
 
 def copy_bulk(shared_address, global_address, size, barrier):

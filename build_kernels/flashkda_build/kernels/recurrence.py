@@ -22,6 +22,7 @@ from .sequence import WARP, chunks_of, longest_first, offset, packed_tile_base
 EARLY = (
     3  # blocks of S q_decayed done as soon as their state is new; the others fill latencies at the next step's start
 )
+V_IN_FLIGHT = 3  # stages whose V the loader waits for later than it asks for it
 # where in the loop over blocks the work off the chain is placed
 BLOCK_OF_MQK, BLOCK_OF_SMALL_LOADS, BLOCK_OF_BARRIER, BLOCK_OF_STORE = 2, 4, 4, 5
 
@@ -236,8 +237,8 @@ def trace(spec):
         full, empty, ring = shared, shared + 8 * STAGES, shared + BARRIER_BYTES
         if thread == 0:
             for i in cutlass.range_constexpr(STAGES):
-                ptx.barrier_init(full + 8 * i, 33)
-                ptx.barrier_init(empty + 8 * i, layout.warps)
+                ptx.barrier_init(full + 8 * i, 33)  # the loader's lanes, and the bulk copy's expect_tx
+                ptx.barrier_init(empty + 8 * i, 32 * layout.warps)
             ptx.barrier_init_fence()
         cute.arch.sync_threads()
 
@@ -251,6 +252,8 @@ def trace(spec):
             ptx.grid_wait()
             slot = Int32(0)
             parity = Int32(1)
+            landed = full  # the barrier of the first stage that this warp has not yet arrived on
+            end = full + 8 * STAGES
             for c in cutlass.range(chunks + 1, unroll=1):
                 stage = ring + slot * layout.stage
                 ptx.barrier_wait(empty + 8 * slot, parity)
@@ -263,26 +266,37 @@ def trace(spec):
                         row = (lane + 32 * i) // pieces
                         piece = (lane + 32 * i) % pieces
                         source, size = row, Int32(16)
-                        if (
-                            row >= rows
-                        ):  # another sequence's tokens or none: zero, with the address of a row that exists
+                        if row >= rows:  # not this sequence's: zeros, and the address of a row that exists
                             source, size = Int32(0), Int32(0)
                         ptx.copy_async_16(
                             stage + RECORD_BYTES + row * layout.value_pitch + piece * 16,
                             values + 2 * Int64(source) * v_stride_t + Int64(piece) * 16, size,
                         )  # fmt: skip
-                    ptx.copy_async_arrive(full + 8 * slot)
-                else:
+                elif lane == 0:
                     # the compute warps look one chunk ahead; past the last they read stale operands, unused
                     ptx.barrier_arrive(full + 8 * slot)
-                    if lane == 0:
-                        ptx.barrier_arrive(full + 8 * slot)
+                ptx.copy_async_commit()
+                if c >= V_IN_FLIGHT:
+                    ptx.copy_async_wait(V_IN_FLIGHT)
+                    ptx.barrier_arrive(landed)
+                    landed += 8
+                    if landed == end:
+                        landed = full
                 record += RECORD_BYTES
                 values += 32 * v_stride_t
                 slot += 1
                 if slot == STAGES:
                     slot = Int32(0)
                     parity ^= 1
+            ptx.copy_async_wait()
+            left = chunks + 1
+            if left > V_IN_FLIGHT:
+                left = Int32(V_IN_FLIGHT)
+            for _ in cutlass.range(left, unroll=1):
+                ptx.barrier_arrive(landed)
+                landed += 8
+                if landed == end:
+                    landed = full
         else:
             state = cute.make_rmem_tensor(B * 32, Int32)
             own = column + warp * 16 * B
@@ -328,9 +342,7 @@ def trace(spec):
                         next_stage, next_full = ring, full
                         parity ^= 1
                     ready = step(stage, ahead, next_full, parity, out_row, out_half)
-                    cute.arch.sync_warp()
-                    if lane == 0:
-                        ptx.barrier_arrive(stage_full + 8 * STAGES)
+                    ptx.barrier_arrive(stage_full + 8 * STAGES)
                     out_row += 2 * out_half
                     stage, stage_full = ahead, ahead_full
                     ahead, ahead_full = next_stage, next_full
