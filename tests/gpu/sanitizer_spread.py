@@ -3,9 +3,9 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python sanitizer_spread.py
 
 and the same with racecheck and synccheck; with initcheck and the argument `--well-formed`, which leaves out wrong
-cu_seqlens: they make a sequence read records that no tile's owner wrote (in bounds, result documented as unspecified). Without the allocator's cache every tensor is an allocation of its
-own, so that an access past it is seen. Outputs are not prefilled, so that initcheck sees a read of what was never
-written. Exits with 1 if two BV differ.
+cu_seqlens: they let a sequence read records that no tile's owner wrote (in bounds; its result is documented as
+unspecified). Without the allocator's cache every tensor is an allocation of its own, so that an access past it is seen.
+Outputs are not prefilled, so that initcheck sees a read of what was never written. Exits with 1 if two BV differ.
 """
 
 from __future__ import annotations
