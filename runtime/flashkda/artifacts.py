@@ -25,7 +25,7 @@ class ArtifactFolder:
     manifest: Manifest
 
     def read(self, artifact: Artifact) -> bytes:
-        """The bytes of a cubin. Raises `ArtifactError` unless size, sha256, kernel and parameters are the manifest's."""
+        """The bytes of a cubin. Raises `ArtifactError` unless they are the manifest's and agree with it."""
         data = _read_inside(self.path, artifact.file, artifact.size)
         if len(data) != artifact.size:
             found = f"more than {artifact.size}" if len(data) > artifact.size else str(len(data))

@@ -21,9 +21,9 @@ def check_cubin(artifact: Artifact, data: bytes) -> None:
     """Raise `ArtifactError` unless the cubin is for the artifact's architecture and has its kernel and parameters."""
     try:
         sm, parameters = _read(data, artifact.entry)
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise ArtifactError(
-            f"{artifact.file} cannot be read as a cubin with the kernel {artifact.entry} ({error}); reinstall the package"
+            f"{artifact.file} is no readable cubin with the kernel {artifact.entry} ({error}); reinstall the package"
         ) from error
     wanted = int("".join(re.findall("[0-9]", artifact.arch)))
     if sm != wanted:
