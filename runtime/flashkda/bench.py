@@ -6,7 +6,6 @@ A report is a plain dictionary: `header` (what ran where), `rows` (a variant on 
 
 import json
 import platform
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -15,8 +14,17 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from flashkda import __version__
+from flashkda.bench_commit import checkout_commit
 from flashkda.bench_peers import ORIGINAL, Absent, Peer, find_peer
-from flashkda.bench_shapes import Shape, chain_floor_us, copies_past_l2, cycles_a_chunk, moved_bytes
+from flashkda.bench_shapes import (
+    Shape,
+    chain_floor_us,
+    checkpoints_of,
+    copies_past_l2,
+    cycles_a_chunk,
+    moved_bytes,
+    timed_on,
+)
 from flashkda.errors import FlashKDAError
 from flashkda.resolver import cuda_version
 
@@ -47,16 +55,20 @@ def measure(
         tell(f"{number} of {len(shapes)}: T={shape.label} H={shape.heads}")
         rows += bench.measure_shape(shape, samples, tell)
     tell("host time of eager calls")
-    return bench.report(rows, bench.host_rows(), [])
+    return bench.report(rows, bench.host_rows(tell), [])
 
 
 def measure_cold_start(device: int, peers: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
-    """Measure process start to first result in fresh processes. Raises `FlashKDAError`."""
+    """Measure process start to first result in fresh processes; a peer that fails is left out, with the reason.
+
+    Raises `FlashKDAError`.
+    """
     from flashkda.bench_cold import cold_rows
 
     bench = _Bench(device, ())
-    tell("fresh processes")
-    return bench.report([], [], cold_rows(device, peers))
+    rows, left_out = cold_rows(device, peers, tell)
+    bench.left_out.update(left_out)
+    return bench.report([], [], rows)
 
 
 def same_bits_everywhere(report: dict[str, Any]) -> bool:
@@ -65,7 +77,7 @@ def same_bits_everywhere(report: dict[str, Any]) -> bool:
 
 
 def load_report(file: Path) -> dict[str, Any]:
-    """A report that `flashkda bench --json` wrote. Raises `FlashKDAError`."""
+    """A report that `flashkda bench --json` wrote, also before it had rows with checkpoints. Raises `FlashKDAError`."""
     try:
         report: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -75,6 +87,8 @@ def load_report(file: Path) -> dict[str, Any]:
         raise FlashKDAError(
             f"{file} is not a benchmark report of version {REPORT_VERSION}; write one with flashkda bench --json"
         )
+    for row in report["rows"]:
+        row.setdefault("checkpoint_every", None)
     return report
 
 
@@ -124,10 +138,12 @@ class _Bench:
             torch.cuda.synchronize()
             variants, replayables = [], []
             try:
-                for variant in own_variants(sets, self.kernels):
+                for variant in own_variants(sets, self.kernels, checkpoints_of(shape)):
                     replayables.append(capture(variant.run, copies, self.stream))
                     variants.append(variant)
                 for peer in self.peers:
+                    if not timed_on(shape, peer.tuned):
+                        continue
                     try:
                         for variant in peer_variants(sets, peer):
                             replayables.append(capture(variant.run, copies, self.stream))
@@ -140,24 +156,26 @@ class _Bench:
                 for replayable in replayables:
                     replayable.graph.reset()
         self.clocks += clocks
-        originals = {
-            variant.kernel: one.summary.median
+        # The original writes no checkpoints.
+        originals: dict[tuple[str, int | None], float] = {
+            (variant.kernel, None): one.summary.median
             for variant, one in zip(variants, timed, strict=True)
             if variant.by == ORIGINAL
         }
-        return [
-            self._row(shape, variant, one, same, median(clocks), copies, originals.get(variant.kernel))
-            for variant, one, same in zip(variants, timed, bits, strict=True)
-        ]
+        rows = []
+        for variant, one, same in zip(variants, timed, bits, strict=True):
+            original = originals.get((variant.kernel, variant.checkpoint_every))
+            rows.append(self._row(shape, variant, one, same, median(clocks), copies, original))
+        return rows
 
-    def host_rows(self) -> list[dict[str, Any]]:
-        """Host time of eager calls, ours and the peers'."""
+    def host_rows(self, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Host time of eager calls, ours and the peers'. A peer that fails is told of and left out."""
         import torch
 
         from flashkda.bench_host import host_rows
 
         with torch.inference_mode():
-            return host_rows(self.kernels.manifest.contract, self.device, self.peers)
+            return host_rows(self.kernels.manifest.contract, self.device, self.peers, tell)
 
     def report(
         self, rows: list[dict[str, Any]], host: list[dict[str, Any]], cold_start: list[dict[str, Any]]
@@ -168,7 +186,7 @@ class _Bench:
         facts = self.kernels.facts
         header = {
             "flashkda": __version__,
-            "commit": _commit(),
+            "commit": checkout_commit(Path(__file__)),
             "manifest_digest": self.kernels.manifest.source_digest,
             "device": facts.name,
             "compute_capability": facts.compute_capability,
@@ -230,7 +248,7 @@ class _Bench:
         us = timed.summary.median
         floor = chain_floor_us(shape, contract.chunk, clock_mhz)
         chained = variant.kernel == "recurrence"
-        gigabytes = moved_bytes(variant.kernel, shape, contract) / 1e9
+        gigabytes = moved_bytes(variant.kernel, shape, contract, variant.checkpoint_every) / 1e9
         return {
             "shape": shape.label,
             "lengths": list(shape.lengths),
@@ -240,6 +258,7 @@ class _Bench:
             "by": variant.by,
             "bv": variant.bv,
             "bv_used": variant.bv_used,
+            "checkpoint_every": variant.checkpoint_every,
             "us": asdict(timed.summary),
             "calls_a_sample": timed.calls,
             "copies": copies,
@@ -252,21 +271,3 @@ class _Bench:
             "speed_up": None if original_us is None else original_us / us,
             "bits": bits,
         }
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that this file is tracked in, "-dirty" behind it if changed; None outside of one."""
-    here = Path(__file__)
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(here.parent), *arguments], capture_output=True, text=True, check=False
-            )
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    if git("ls-files", "--error-unmatch", here.name) is None:
-        return None
-    return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")

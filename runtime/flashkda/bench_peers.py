@@ -24,13 +24,15 @@ PEERS = (ORIGINAL, FLA)
 class Peer:
     """An implementation to compare with.
 
-    exact: whether it promises our bits; prepare_calls: for some tensor sets, a function that runs call i on set i;
-    prepare_kernels: the same for each kernel it offers alone, by "prepare" and "recurrence".
+    exact: whether it promises our bits; tuned: whether it is compiled and tuned at first calls; prepare_calls: for some
+    tensor sets, a function that runs call i on set i; prepare_kernels: the same for each kernel it offers alone, by
+    "prepare" and "recurrence".
     """
 
     name: str
     version: str
     exact: bool
+    tuned: bool
     prepare_calls: "Callable[[Sequence[Inputs]], Callable[[int], None]]"
     prepare_kernels: "Callable[[Sequence[Inputs]], dict[str, Callable[[int], None]]]"
 
@@ -84,7 +86,9 @@ def _original() -> Peer | Absent:
             offered.append(module.kernels(*positional, **named))
         return {name: _by_index([each[name] for each in offered]) for name in ("prepare", "recurrence")}
 
-    return Peer(ORIGINAL, _version(module, ORIGINAL), True, calls, kernels)
+    return Peer(
+        ORIGINAL, _version(module, ORIGINAL), exact=True, tuned=False, prepare_calls=calls, prepare_kernels=kernels
+    )
 
 
 def _by_index(functions: Sequence[Callable[[], None]]) -> Callable[[int], None]:
@@ -117,7 +121,8 @@ def _fla() -> Peer:
 
         return run
 
-    return Peer(FLA, _version(module, "flash-linear-attention"), False, calls, lambda sets: {})
+    version = _version(module, "flash-linear-attention")
+    return Peer(FLA, version, exact=False, tuned=True, prepare_calls=calls, prepare_kernels=lambda sets: {})
 
 
 def _version(module: ModuleType, distribution: str) -> str:

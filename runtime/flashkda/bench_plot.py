@@ -1,26 +1,39 @@
 """Figures drawn from a benchmark's report alone, so that they can be drawn again without a GPU."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flashkda.bench_peers import ORIGINAL
+from flashkda.bench_cold import AFTER, TOTAL
+from flashkda.bench_peers import FLA, ORIGINAL, PEERS
 from flashkda.errors import FlashKDAError
 
 _OURS = "flashkda"
 _USUAL_TOKENS = 8192
-_STYLES = {_OURS: "-", ORIGINAL: "--", "fla": ":"}
+_STYLES = {_OURS: "-", ORIGINAL: "--", FLA: ":"}
+_TITLES = {ORIGINAL: ORIGINAL, FLA: "flash-linear-attention (Triton)"}
+# 1600 pixels wide: a README shows it at about that, or half.
+_DPI, _INCHES = 100, 16
+_PANEL_INCHES = 6.0
+_FONT = {"font.size": 13}
 
 Point = tuple[float, float]
 
 
-def speed_ups(rows: list[dict[str, Any]]) -> dict[str, list[Point]]:
-    """By shape: (heads, speed-up of the automatic choice over the original) of both kernels together."""
+def speed_ups(rows: list[dict[str, Any]], over: str) -> dict[str, list[Point]]:
+    """By shape: (heads, speed-up of the automatic choice over the peer `over`) of both kernels together."""
+    theirs = {
+        (row["shape"], row["heads"]): row["us"]["median"]
+        for row in rows
+        if row["by"] == over and _is_usual(row, "both")
+    }
     found: dict[str, list[Point]] = {}
     for row in rows:
-        if _is_automatic(row, "both") and row["speed_up"] is not None:
-            found.setdefault(row["shape"], []).append((row["heads"], row["speed_up"]))
+        us = theirs.get((row["shape"], row["heads"]))
+        if row["by"] == _OURS and _is_usual(row, "both") and us is not None:
+            found.setdefault(row["shape"], []).append((row["heads"], us / row["us"]["median"]))
     return _sorted(found)
 
 
@@ -28,7 +41,7 @@ def times_by_tokens(rows: list[dict[str, Any]]) -> dict[tuple[str, int], list[Po
     """By (whose, heads): (tokens, us) of both kernels together, fixed-length shapes, automatic choice."""
     found: dict[tuple[str, int], list[Point]] = {}
     for row in rows:
-        if row["kernel"] == "both" and row["bv"] is None and len(row["lengths"]) == 1:
+        if _is_usual(row, "both") and len(row["lengths"]) == 1:
             found.setdefault((row["by"], row["heads"]), []).append((row["tokens"], row["us"]["median"]))
     return _sorted(found)
 
@@ -46,62 +59,145 @@ def times_by_bv(rows: list[dict[str, Any]]) -> dict[int | None, list[Point]]:
     return _sorted(found)
 
 
+def cold_steps(cold_start: list[dict[str, Any]]) -> dict[str, list[tuple[str, float]]]:
+    """By whose: (step, median ms) of each step up to the first result, in their order."""
+    return {
+        row["by"]: [(step, ms["median"]) for step, ms in row["ms"].items() if step not in (AFTER, TOTAL)]
+        for row in cold_start
+    }
+
+
+def cold_axis_end(totals: Sequence[float]) -> float:
+    """Where the axis of cold starts ends, in ms: past every total but those over ten times the least, which are cut."""
+    return 1.25 * max(total for total in totals if total <= 10 * min(totals))
+
+
 def draw(report: dict[str, Any], file: Path) -> None:
-    """Write the three figures side by side; the suffix says the format. Raises `FlashKDAError`."""
+    """Write the figures that the report has figures for, in one image; the suffix says the format.
+
+    Raises `FlashKDAError`.
+    """
     if find_spec("matplotlib") is None:
         raise FlashKDAError("--plot needs matplotlib, which is not installed; pip install 'flashkda[bench]'")
-    make_figure = import_module("matplotlib.figure").Figure
-    header, rows = report["header"], report["rows"]
-    figure = make_figure(figsize=(19, 6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    with import_module("matplotlib").rc_context(_FONT):
+        figure = _make_figure(report)
+        try:
+            figure.savefig(file, dpi=_DPI)
+        except (OSError, ValueError) as error:
+            raise FlashKDAError(f"cannot write the plot {file}: {error}") from error
 
-    for shape, points in speed_ups(rows).items():
-        left.plot(*zip(*points, strict=True), marker="o", label=f"T={shape}")
-    left.axhline(1, color="grey", linewidth=0.8)
-    _label(left, f"Speed-up over {ORIGINAL}, both kernels", "heads", "times faster")
 
-    by_tokens = times_by_tokens(rows)
-    heads = sorted({count for _, count in by_tokens}, reverse=True)
-    shown = {heads[0], heads[len(heads) // 2], heads[-1]} if heads else set()
-    for (by, count), points in by_tokens.items():
-        if count in shown:
-            colour = f"C{sorted(shown).index(count)}"
-            middle.plot(*zip(*points, strict=True), _STYLES[by], color=colour, marker=".", label=f"{by}, H={count}")
-    floors = {row["tokens"]: row["chain_floor_us"] for row in rows if len(row["lengths"]) == 1}
-    if floors:
-        middle.plot(*zip(*sorted(floors.items()), strict=True), color="grey", linewidth=0.8, label="chain floor")
-    middle.set_xscale("log", base=2)
-    middle.set_yscale("log")
-    _label(middle, "Both kernels, one sequence", "tokens", "us")
-
-    for bv, points in times_by_bv(rows).items():
-        style = {"color": "black", "linestyle": "none", "marker": "x"} if bv is None else {"marker": "."}
-        right.plot(*zip(*points, strict=True), label="automatic" if bv is None else f"BV {bv}", **style)
-    right.set_ylim(bottom=0)
-    _label(right, "Recurrence by BV, one sequence", "heads", "us")
+def _make_figure(report: dict[str, Any]) -> Any:
+    header, rows, cold_start = report["header"], report["rows"], report["cold_start"]
+    compared = [peer for peer in PEERS if speed_ups(rows, peer)]
+    mosaic, heights = [], []
+    if compared:
+        mosaic.append([compared[0], compared[-1]])
+        heights.append(_PANEL_INCHES)
+    if rows:
+        mosaic.append(["tokens", "bv"])
+        heights.append(_PANEL_INCHES)
+    if cold_start:
+        mosaic.append(["cold", "cold"])
+        heights.append(1.8 + 0.6 * len(cold_start))
+    figure = import_module("matplotlib.figure").Figure(figsize=(_INCHES, sum(heights) + 0.5), layout="constrained")
+    panels = figure.subplot_mosaic(mosaic, height_ratios=heights) if mosaic else {}
+    for peer in compared:
+        _draw_speed_ups(panels[peer], rows, peer)
+    if rows:
+        _draw_times_by_tokens(panels["tokens"], rows)
+        _draw_times_by_bv(panels["bv"], rows)
+    if cold_start:
+        _draw_cold_start(panels["cold"], cold_start)
 
     commit = f" ({header['commit']})" if header["commit"] else ""
     figure.suptitle(
         f"flashkda {header['flashkda']}{commit} on {header['device']}, driver {header['driver_release']}, "
         f"SM clock {header['clock_mhz'] or header['nominal_clock_mhz']:.0f} MHz"
     )
-    try:
-        figure.savefig(file, dpi=110)
-    except (OSError, ValueError) as error:
-        raise FlashKDAError(f"cannot write the plot {file}: {error}") from error
+    return figure
 
 
-def _label(axes: Any, title: str, x: str, y: str) -> None:
+def _draw_speed_ups(axes: Any, rows: list[dict[str, Any]], over: str) -> None:
+    one_sequence = {row["shape"] for row in rows if len(row["lengths"]) == 1}
+    for shape, points in speed_ups(rows, over).items():
+        style = "-o" if shape in one_sequence else "--s"
+        axes.plot(*zip(*points, strict=True), style, markersize=4, label=f"T={shape}")
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set_ylim(bottom=0)
+    _scale_heads(axes, rows)
+    _label(axes, f"Speed-up over {_TITLES[over]}, both kernels", "heads", "times faster", columns=3)
+
+
+def _draw_times_by_tokens(axes: Any, rows: list[dict[str, Any]]) -> None:
+    by_tokens = times_by_tokens(rows)
+    heads = sorted({count for _, count in by_tokens}, reverse=True)
+    shown = {heads[0], heads[len(heads) // 2], heads[-1]} if heads else set()
+    for (by, count), points in by_tokens.items():
+        if count in shown:
+            colour = f"C{sorted(shown).index(count)}"
+            axes.plot(*zip(*points, strict=True), _STYLES[by], color=colour, marker=".", label=f"{by}, H={count}")
+    floors = {row["tokens"]: row["chain_floor_us"] for row in rows if len(row["lengths"]) == 1}
+    if floors:
+        axes.plot(*zip(*sorted(floors.items()), strict=True), color="grey", linewidth=0.8, label="chain floor")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    _label(axes, "Both kernels, one sequence", "tokens", "us")
+
+
+def _draw_times_by_bv(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for bv, points in times_by_bv(rows).items():
+        style = {"color": "black", "linestyle": "none", "marker": "x"} if bv is None else {"marker": "."}
+        axes.plot(*zip(*points, strict=True), label="automatic" if bv is None else f"BV {bv}", **style)
+    axes.set_ylim(bottom=0)
+    _scale_heads(axes, rows)
+    _label(axes, "Recurrence by BV, one sequence", "heads", "us")
+
+
+def _draw_cold_start(axes: Any, cold_start: list[dict[str, Any]]) -> None:
+    by_whom = cold_steps(cold_start)
+    totals = {by: sum(ms for _, ms in steps) for by, steps in by_whom.items()}
+    end = cold_axis_end(list(totals.values()))
+    colours: dict[str, str] = {}
+    for place, steps in enumerate(by_whom.values()):
+        begin = 0.0
+        for step, ms in steps:
+            label = None if step in colours else step
+            axes.barh(place, ms, left=begin, color=colours.setdefault(step, f"C{len(colours)}"), label=label)
+            begin += ms
+        if begin <= end:
+            axes.text(begin, place, f" {begin:.0f} ms", va="center")
+        else:
+            said = ", ".join(f"{step} {ms / 1000:.1f} s" for step, ms in steps)
+            style = {"va": "center", "ha": "right", "color": "white", "weight": "bold"}
+            axes.text(end, place, f"{said} (cut off here) ", **style)
+    axes.set_xlim(0, end)
+    names = [f"{row['by']} ({row['runs']} process{'es' if row['runs'] > 1 else ''})" for row in cold_start]
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    _label(axes, "Cold start: from a context to the first result, median ms", "", "", columns=5)
+
+
+def _scale_heads(axes: Any, rows: list[dict[str, Any]]) -> None:
+    heads = sorted({row["heads"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(heads, heads)
+    axes.minorticks_off()
+
+
+def _label(axes: Any, title: str, x: str, y: str, columns: int = 4) -> None:
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
+        # Below: inside it would hide lines.
+        axes.legend(fontsize="small", ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
 
 
-def _is_automatic(row: dict[str, Any], kernel: str) -> bool:
-    return bool(row["by"] == _OURS and row["kernel"] == kernel and row["bv"] is None)
+def _is_usual(row: dict[str, Any], kernel: str) -> bool:
+    """Whether a row is of this kernel as one calls it: at the automatic BV, without checkpoints."""
+    return bool(row["kernel"] == kernel and row["bv"] is None and row["checkpoint_every"] is None)
 
 
 def _sorted(found: dict[Any, list[Point]]) -> dict[Any, list[Point]]:

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from flashkda.bench_shapes import CHAIN_CYCLES
+from flashkda.bench_peers import FLA
+from flashkda.bench_shapes import CHAIN_CYCLES, TUNED_LENGTHS, Shape
 
 _COLUMNS = (
-    f"  {'kernel':<11}{'by':<10}{'BV':>8}{'median us':>11}{'quartiles':>19}{'min':>10}{'max':>10}{'GB/s':>7}"
+    f"  {'kernel':<14}{'by':<10}{'BV':>8}{'median us':>11}{'quartiles':>19}{'min':>10}{'max':>10}{'GB/s':>7}"
     f"{'cyc/chunk':>10}{'floor us':>9}{'x floor':>8}{'speed-up':>9}  bits"
 )
 
@@ -24,14 +25,17 @@ def lines(report: dict[str, Any]) -> list[str]:
             "instructions (build_kernels/DESIGN.md)",
             "speed-up: the time of flash_kda's same kernel over this one's",
         ]
+        if FLA in report["header"]["peers"]:
+            lengths = ", ".join(Shape(each, 1).label for each in TUNED_LENGTHS)
+            text.append(f"{FLA}: at T = {lengths} only, for it is compiled and tuned at its first calls")
     if report["host"]:
         first = report["host"][0]
         text += ["", f"host time of an eager call, us (T={first['shape']} H={first['heads']})"]
-        text += [f"  {row['call']:<36}{_spread(row['us'])}" for row in report["host"]]
+        text += [f"  {row['call']:<44}{_spread(row['us'])}" for row in report["host"]]
     if report["cold_start"]:
         text += ["", "cold start, ms beyond import torch and the context"]
         for row in report["cold_start"]:
-            text.append(f"  {row['by']}, {row['runs']} processes")
+            text.append(f"  {row['by']}, {row['runs']} process{'es' if row['runs'] > 1 else ''}")
             text += [f"    {step:<14}{_spread(times)}" for step, times in row["ms"].items()]
     return text
 
@@ -61,13 +65,27 @@ def _shape_lines(shape: tuple[str, int], rows: list[dict[str, Any]]) -> Iterable
         us = row["us"]
         floor = None if row["times_floor"] is None else row["chain_floor_us"]
         quartiles = f"{us['lower_quartile']:.1f} - {us['upper_quartile']:.1f}"
-        left = f"  {row['kernel']:<11}{row['by']:<10}{_bv(row):>8}"
+        left = f"  {_kernel(row):<14}{row['by']:<10}{_bv(row):>8}"
         times = f"{us['median']:>11.1f}{quartiles:>19}{us['least']:>10.1f}{us['most']:>10.1f}"
         rates = f"{_number(row['gb_per_s'], '.0f'):>7}{_number(row['cycles_per_chunk'], '.0f'):>10}"
         ratios = (
             f"{_number(floor, '.1f'):>9}{_number(row['times_floor'], '.2f'):>8}{_number(row['speed_up'], '.2f'):>9}"
         )
         yield f"{left}{times}{rates}{ratios}  {row['bits'] or ''}".rstrip()
+    for row in rows:
+        if row["checkpoint_every"] is not None:
+            plain = next(one for one in rows if _is_without_checkpoints(one, row))
+            more = row["us"]["median"] / plain["us"]["median"] - 1
+            yield f"  checkpoints every {row['checkpoint_every']} tokens: {more:+.1%} of the time of {row['kernel']}"
+
+
+def _is_without_checkpoints(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a row is of the same call as another one, but for its checkpoints."""
+    return row["checkpoint_every"] is None and all(row[key] == other[key] for key in ("by", "kernel", "bv"))
+
+
+def _kernel(row: dict[str, Any]) -> str:
+    return row["kernel"] if row["checkpoint_every"] is None else f"{row['kernel']}, cp {row['checkpoint_every']}"
 
 
 def _bv(row: dict[str, Any]) -> str:

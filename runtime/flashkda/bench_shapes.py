@@ -12,6 +12,13 @@ VARLEN_HEADS = (96, 24, 12, 6)
 QUICK_TOKENS = (8192,)
 QUICK_VARLEN = (MIXED, (1024,) * 8)
 
+#: What is compiled and tuned at its first call of a shape or a number of heads is timed on these lengths alone: on all
+#: of them that would take longer than everything else together.
+TUNED_LENGTHS = (QUICK_TOKENS, *QUICK_VARLEN)
+
+#: Tokens between checkpoints where their cost is measured: what prefix caches keep as one block, or a few.
+CHECKPOINT_EVERY = 64
+
 #: SM cycles of one chunk's chain of dependent instructions in the recurrence, the sum of their measured latencies on
 #: sm_90 with 8 columns a warp (build_kernels/DESIGN.md). No schedule of these instructions is faster.
 CHAIN_CYCLES = 358
@@ -50,6 +57,20 @@ class Shape:
         return -(-max(self.lengths) // chunk)
 
 
+#: Where the cost of checkpoints is measured: a chain that has its SMs alone, and more CTAs than SMs.
+CHECKPOINTED = (Shape(QUICK_TOKENS, 12), Shape(QUICK_TOKENS, 96))
+
+
+def checkpoints_of(shape: Shape) -> int | None:
+    """Tokens between the checkpoints that are measured on a shape beside the plain call; None if none are."""
+    return CHECKPOINT_EVERY if shape in CHECKPOINTED else None
+
+
+def timed_on(shape: Shape, tuned: bool) -> bool:
+    """Whether a peer is timed on a shape. tuned: whether it is compiled and tuned at first calls."""
+    return not tuned or shape.lengths in TUNED_LENGTHS
+
+
 def select(tokens: tuple[int, ...], heads: tuple[int, ...], quick: bool) -> list[Shape]:
     """The shapes of a run. Given `tokens` and `heads` replace the usual ones; `tokens` leave no packed shapes."""
     fixed = tokens or (QUICK_TOKENS if quick else TOKENS)
@@ -60,17 +81,24 @@ def select(tokens: tuple[int, ...], heads: tuple[int, ...], quick: bool) -> list
     return shapes
 
 
-def moved_bytes(kernel: str, shape: Shape, contract: Contract) -> int:
-    """Bytes that a kernel must move: each input and output once, without states and parameters.
+def moved_bytes(kernel: str, shape: Shape, contract: Contract, checkpoint_every: int | None = None) -> int:
+    """Bytes that a kernel must move: each input and output once, without parameters, initial and final states.
 
-    kernel: "prepare" (q, k, g, beta in, records out), "recurrence" (records and v in, out out) or "both", their sum.
+    kernel: "prepare" (q, k, g, beta in, records out), "recurrence" (records and v in; out, and bf16 checkpoints if any,
+    out) or "both", their sum.
     """
     rows = shape.tokens * shape.heads
     row = contract.head_dim * _BF16
     records = shape.chunks(contract.chunk) * shape.heads * contract.record.bytes
     prepare = rows * (3 * row + _BF16) + records
-    recurrence = records + rows * 2 * row
+    state = shape.heads * contract.head_dim * row
+    recurrence = records + rows * 2 * row + state * count_checkpoints(shape, checkpoint_every)
     return {"prepare": prepare, "recurrence": recurrence, "both": prepare + recurrence}[kernel]
+
+
+def count_checkpoints(shape: Shape, every: int | None) -> int:
+    """Checkpoints of all sequences together, a head: one for every `every` tokens begun."""
+    return 0 if every is None else sum(-(-length // every) for length in shape.lengths)
 
 
 def copies_past_l2(moved: int, l2_bytes: int, limit: int) -> int:

@@ -18,8 +18,10 @@ class Summary:
 
 
 def summarise(samples: Sequence[float]) -> Summary:
-    """The summary of at least two samples; quartiles are interpolated and lie within the samples' range."""
-    lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
+    """The summary of at least one sample; quartiles are interpolated and lie within the samples' range."""
+    # Before Python 3.13 there were no quartiles of a single one.
+    several = samples if len(samples) > 1 else [*samples, *samples]
+    lower, median, upper = statistics.quantiles(several, n=4, method="inclusive")
     return Summary(len(samples), median, lower, upper, min(samples), max(samples))
 
 

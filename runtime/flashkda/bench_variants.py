@@ -21,7 +21,8 @@ class Variant:
     """One thing to time.
 
     by: whose it is; kernel: "prepare", "recurrence" or "both"; bv: the one asked for, None for the automatic choice or
-    where there is none; bv_used: the one it comes to; run: launches call i, on tensor set i, on the current stream.
+    where there is none; bv_used: the one it comes to; run: launches call i, on tensor set i, on the current stream;
+    checkpoint_every: tokens between the checkpoints that are written too, None without.
     """
 
     by: str
@@ -29,10 +30,15 @@ class Variant:
     bv: int | None
     bv_used: int | None
     run: Callable[[int], None]
+    checkpoint_every: int | None = None
 
 
-def own_variants(sets: Sequence[Inputs], kernels: DeviceKernels) -> list[Variant]:
-    """Prepare, and recurrence and both at the automatic BV and at every BV the device has; kernels are loaded."""
+def own_variants(sets: Sequence[Inputs], kernels: DeviceKernels, checkpoint_every: int | None) -> list[Variant]:
+    """Prepare, and recurrence and both at the automatic BV and at every BV the device has; kernels are loaded.
+
+    checkpoint_every: for sets of one sequence, tokens between checkpoints of one more variant, both at the automatic BV
+    with bf16 checkpoints; None without.
+    """
     choices = (None, *kernels.variants.recurrence)
     plans = {bv: _plan(sets[0], kernels, bv) for bv in choices}
     loaded = kernels.ready((kernels.variants.prepare, *kernels.variants.recurrence.values()), None)
@@ -42,6 +48,9 @@ def own_variants(sets: Sequence[Inputs], kernels: DeviceKernels) -> list[Variant
         variants.append(Variant(OURS, "recurrence", bv, plan.bv, alone))
     for bv, plan in plans.items():
         variants.append(Variant(OURS, "both", bv, plan.bv, _together(sets, bv)))
+    if checkpoint_every is not None:
+        writing = _with_checkpoints(sets, checkpoint_every)
+        variants.append(Variant(OURS, "both", None, plans[None].bv, writing, checkpoint_every))
     return variants
 
 
@@ -66,7 +75,8 @@ def _alone(
     ordinal = sets[0].q.device.index
     pointers = []
     for inputs in sets:
-        tensors = [getattr(inputs, name) for name in names]
+        # No pools and no checkpoints are measured here.
+        tensors = [getattr(inputs, name, None) for name in names]
         pointers.append(tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
 
     def run(index: int) -> None:
@@ -84,6 +94,22 @@ def _together(sets: Sequence[Inputs], bv: int | None) -> Callable[[int], None]:
             one.q, one.k, one.v, one.g, one.beta, one.scale, one.out, one.A_log, one.dt_bias, LOWER_BOUND,
             initial_state=one.initial_state, final_state=one.final_state, cu_seqlens=one.cu_seqlens,
             workspace=one.workspace, bv=bv,
+        )  # fmt: skip
+
+    return run
+
+
+def _with_checkpoints(sets: Sequence[Inputs], every: int) -> Callable[[int], None]:
+    _, tokens, heads, dim = sets[0].q.shape
+    rows = (-(-tokens // every), heads, dim, dim)
+    written = [torch.empty(rows, dtype=torch.bfloat16, device=one.q.device) for one in sets]
+
+    def run(index: int) -> None:
+        one = sets[index]
+        fwd(
+            one.q, one.k, one.v, one.g, one.beta, one.scale, one.out, one.A_log, one.dt_bias, LOWER_BOUND,
+            initial_state=one.initial_state, final_state=one.final_state, workspace=one.workspace,
+            checkpoints=written[index], checkpoint_every=every,
         )  # fmt: skip
 
     return run

@@ -3,7 +3,9 @@
 import itertools
 import json
 import random
+import re
 import statistics
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +15,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flashkda.bench import load_report, same_bits_everywhere
-from flashkda.bench_plot import speed_ups, times_by_bv, times_by_tokens
+from flashkda.bench_plot import cold_axis_end, cold_steps, speed_ups, times_by_bv, times_by_tokens
 from flashkda.bench_report import lines
-from flashkda.bench_shapes import Shape, chain_floor_us, copies_past_l2, cycles_a_chunk, moved_bytes, select
+from flashkda.bench_shapes import (
+    CHECKPOINT_EVERY,
+    Shape,
+    chain_floor_us,
+    checkpoints_of,
+    copies_past_l2,
+    cycles_a_chunk,
+    moved_bytes,
+    select,
+    timed_on,
+)
 from flashkda.bench_stats import rotated, summarise
 from flashkda.cli import main
 from flashkda.errors import FlashKDAError
@@ -27,9 +39,9 @@ US = {"median": 0.0, "lower_quartile": 1.0, "upper_quartile": 2.0, "least": 0.5,
 def make_row(**changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "shape": "8192", "lengths": [8192], "tokens": 8192, "heads": 96, "kernel": "both", "by": "flashkda", "bv": None,
-        "bv_used": 128, "us": US | {"median": 700.0}, "calls_a_sample": 1, "copies": 1, "gb_per_s": 2000.0,
-        "clock_mhz": 1980.0, "cycles_per_chunk": None, "chain_floor_us": 92.6, "times_floor": 7.5, "speed_up": 2.0,
-        "bits": "equal",
+        "bv_used": 128, "checkpoint_every": None, "us": US | {"median": 700.0}, "calls_a_sample": 1, "copies": 1,
+        "gb_per_s": 2000.0, "clock_mhz": 1980.0, "cycles_per_chunk": None, "chain_floor_us": 92.6, "times_floor": 7.5,
+        "speed_up": 2.0, "bits": "equal",
     }  # fmt: skip
     return row | changes
 
@@ -41,19 +53,32 @@ def make_report() -> dict[str, Any]:
             shape = {"shape": str(tokens), "lengths": [tokens], "tokens": tokens, "heads": heads}
             rows.append(make_row(**shape, us=US | {"median": us}, speed_up=1400 / us))
             rows.append(make_row(**shape, by="flash_kda", bv_used=None, us=US | {"median": 1400.0}, speed_up=1.0))
+            rows.append(make_row(**shape, us=US | {"median": 1.02 * us}, checkpoint_every=64, speed_up=None))
             for bv in (None, 32, 64):
                 part = {"kernel": "recurrence", "bv": bv, "bv_used": bv or 32, "bits": None}
                 rows.append(make_row(**shape, **part, us=US | {"median": us + (bv or 0)}))
-    rows.append(make_row(shape="8x1024", lengths=[1024] * 8, heads=24, speed_up=3.0))
+    packed: dict[str, Any] = {"shape": "8x1024", "lengths": [1024] * 8, "heads": 24}
+    rows.append(make_row(**packed, speed_up=3.0))
+    rows.append(make_row(**packed, by="flash_kda", bv_used=None, us=US | {"median": 2100.0}, speed_up=1.0))
+    rows.append(make_row(**packed, by="fla", bv_used=None, us=US | {"median": 3500.0}, speed_up=0.6))
     header = {
         "flashkda": "0.1.0", "commit": "0123456789ab", "manifest_digest": "f" * 64, "device": "Made-up GPU",
         "compute_capability": "9.0", "sm_count": 132, "l2_bytes": 60 << 20, "driver_release": "580.1",
         "driver_cuda": "13.0", "clock_mhz": 1980.0, "clock_source": "NVML", "nominal_clock_mhz": 1980.0,
-        "torch": "2.11", "python": "3.12", "peers": {"flash_kda": "1ce47ea"}, "left_out": {"fla": "not installed"},
+        "torch": "2.11", "python": "3.12", "peers": {"flash_kda": "1ce47ea", "fla": "0.6.0"},
+        "left_out": {"another": "not installed"},
     }  # fmt: skip
     host = [{"call": "flashkda.fwd, workspace given", "shape": "256", "heads": 6, "us": US | {"median": 14.5}}]
-    cold = [{"by": "flashkda", "runs": 10, "ms": {"import": US | {"median": 7.5}, "total": US | {"median": 41.0}}}]
+    cold = [
+        make_cold_row("flashkda", 10, {"import": 7.5, "load": 8.0, "first call": 25.5}),
+        make_cold_row("fla", 1, {"import": 3000.0, "first call": 81000.0}),
+    ]
     return {"report_version": 1, "header": header, "rows": rows, "host": host, "cold_start": cold}
+
+
+def make_cold_row(by: str, runs: int, steps: dict[str, float]) -> dict[str, Any]:
+    medians = steps | {"second call": 0.1, "total": sum(steps.values())}
+    return {"by": by, "runs": runs, "ms": {step: US | {"median": ms} for step, ms in medians.items()}}
 
 
 @pytest.fixture
@@ -102,12 +127,32 @@ def test_a_sequences_last_chunk_counts_whole() -> None:
 def test_moved_bytes_are_each_input_and_output_once(manifest: Manifest) -> None:
     shape = Shape((8192,), 96)
     elements = 8192 * 96 * 128
-    records = 512 * 96 * 13856
+    records = 512 * 96 * 13600
     prepare = moved_bytes("prepare", shape, manifest.contract)
     recurrence = moved_bytes("recurrence", shape, manifest.contract)
     assert prepare == 3 * 2 * elements + 2 * 8192 * 96 + records
     assert recurrence == 2 * 2 * elements + records
     assert moved_bytes("both", shape, manifest.contract) == prepare + recurrence
+    assert moved_bytes("both", shape, manifest.contract, 64) == prepare + recurrence + 128 * 96 * 128 * 128 * 2
+
+
+def test_a_checkpoint_is_moved_for_every_piece_of_a_sequence_begun(manifest: Manifest) -> None:
+    shape = Shape((65, 64, 1), 2)
+    more = moved_bytes("recurrence", shape, manifest.contract, 64) - moved_bytes("recurrence", shape, manifest.contract)
+    assert more == 4 * 2 * 128 * 128 * 2
+
+
+def test_checkpoints_are_measured_beside_the_plain_call_at_few_and_at_many_heads() -> None:
+    measured = {shape: checkpoints_of(shape) for quick in (True, False) for shape in select((), (), quick)}
+    assert {shape: every for shape, every in measured.items() if every is not None} == {
+        Shape((8192,), 12): CHECKPOINT_EVERY, Shape((8192,), 96): CHECKPOINT_EVERY
+    }  # fmt: skip
+
+
+def test_what_tunes_itself_is_timed_on_the_quick_shapes_alone() -> None:
+    shapes = select((), (), quick=False)
+    assert {shape for shape in shapes if timed_on(shape, tuned=True)} == set(select((), (), quick=True))
+    assert all(timed_on(shape, tuned=False) for shape in shapes)
 
 
 def test_small_shapes_take_turns_past_l2_and_large_ones_need_one_set() -> None:
@@ -135,6 +180,12 @@ def test_a_summary_does_not_depend_on_the_samples_order() -> None:
     assert summarise([3.0, 1.0]).median == statistics.median([1.0, 3.0])
 
 
+def test_a_single_sample_is_its_own_summary() -> None:
+    found = summarise([7.0])
+    assert (found.count, found.least, found.lower_quartile, found.median) == (1, 7.0, 7.0, 7.0)
+    assert (found.upper_quartile, found.most) == (7.0, 7.0)
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
 def test_every_variant_is_once_in_a_round_and_everywhere_over_the_rounds(count: int) -> None:
     rounds = [rotated(count, turn) for turn in range(count)]
@@ -158,11 +209,29 @@ def test_the_table_has_every_row_with_its_figures() -> None:
     text = "\n".join(lines(make_report()))
     for part in (
         "flashkda 0.1.0, commit 0123456789ab", "Made-up GPU", "driver 580.1 (CUDA 13.0)", "SM clock 1980 MHz",
-        "peer flash_kda 1ce47ea", "no peer fla: not installed", "T=8192 H=96: SM clock 1980 MHz", "92.6", "auto 128",
-        "T=8x1024 H=24", "workspace given", "14.50", "cold start", "41.00",
+        "peer flash_kda 1ce47ea", "no peer another: not installed", "T=8192 H=96: SM clock 1980 MHz", "92.6",
+        "auto 128", "T=8x1024 H=24", "workspace given", "14.50", "cold start", "41.00", "flashkda, 10 processes",
+        "fla, 1 process\n", "fla: at T = 8192, 1300+547+2048+963+271+3063, 8x1024 only", "both, cp 64",
     ):  # fmt: skip
         assert part in text, part
     assert sum(line.startswith(("  both", "  recurrence")) for line in text.splitlines()) == len(make_report()["rows"])
+
+
+def test_checkpoints_cost_is_told_against_the_plain_call() -> None:
+    report = make_report()
+    assert lines(report).count("  checkpoints every 64 tokens: +2.0% of the time of both") == 6
+    report["rows"] = [row for row in report["rows"] if row["checkpoint_every"] is None]
+    assert not any("checkpoints" in line for line in lines(report))
+
+
+def test_a_report_from_before_checkpoints_is_still_shown(report_file: Path) -> None:
+    report = make_report()
+    report["rows"] = [row for row in report["rows"] if row["checkpoint_every"] is None]
+    shown = lines(report)
+    for row in report["rows"]:
+        del row["checkpoint_every"]
+    report_file.write_text(json.dumps(report))
+    assert run("--from", str(report_file)).output == "\n".join(shown) + "\n"
 
 
 def test_columns_line_up() -> None:
@@ -215,8 +284,9 @@ def test_showing_a_report_needs_no_torch(report_file: Path) -> None:
 
 def test_figures_take_the_automatic_choice_and_every_bv() -> None:
     rows = make_report()["rows"]
-    assert speed_ups(rows)["8192"] == [(6, 7.0), (24, pytest.approx(14 / 3)), (96, 2.0)]
-    assert speed_ups(rows)["8x1024"] == [(24, 3.0)]
+    assert speed_ups(rows, "flash_kda")["8192"] == [(6, 7.0), (24, pytest.approx(14 / 3)), (96, 2.0)]
+    assert speed_ups(rows, "flash_kda")["8x1024"] == [(24, 3.0)]
+    assert speed_ups(rows, "fla") == {"8x1024": [(24, 5.0)]}
     assert times_by_tokens(rows)["flashkda", 24] == [(4096, 300.0), (8192, 300.0)]
     assert times_by_tokens(rows)["flash_kda", 6] == [(4096, 1400.0), (8192, 1400.0)]
     assert times_by_bv(rows) == {
@@ -226,12 +296,55 @@ def test_figures_take_the_automatic_choice_and_every_bv() -> None:
     }
 
 
-def test_a_report_is_drawn_again_without_a_gpu(report_file: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    figure = tmp_path / "figure.svg"
+def test_a_cold_starts_steps_end_at_the_first_result() -> None:
+    assert cold_steps(make_report()["cold_start"]) == {
+        "flashkda": [("import", 7.5), ("load", 8.0), ("first call", 25.5)],
+        "fla": [("import", 3000.0), ("first call", 81000.0)],
+    }
+
+
+def test_a_cold_start_of_another_order_of_magnitude_does_not_flatten_the_rest() -> None:
+    assert cold_axis_end([41.0, 120.0, 84000.0]) == 150.0
+    assert cold_axis_end([84000.0]) == 105000.0
+
+
+def drawn(report_file: Path, figure: Path) -> set[str]:
+    """Draw a report as SVG; its texts, which matplotlib leaves as comments beside their outlines."""
     result = run("--from", str(report_file), "--plot", str(figure))
     assert result.exit_code == 0, result.output
-    assert "</svg>" in figure.read_text()
+    return {text.strip() for text in re.findall("<!-- (.*?) -->", figure.read_text())}
+
+
+def test_a_report_is_drawn_again_without_a_gpu(report_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    texts = drawn(report_file, tmp_path / "figure.svg")
+    assert texts >= {
+        "flashkda 0.1.0 (0123456789ab) on Made-up GPU, driver 580.1, SM clock 1980 MHz",
+        "Speed-up over flash_kda, both kernels", "T=8192", "T=8x1024",
+        "Speed-up over flash-linear-attention (Triton), both kernels",
+        "Both kernels, one sequence", "flashkda, H=24", "flash_kda, H=6", "chain floor",
+        "Recurrence by BV, one sequence", "BV 64", "automatic",
+        "Cold start: from a context to the first result, median ms", "flashkda (10 processes)", "load", "41 ms",
+        "fla (1 process)", "import 3.0 s, first call 81.0 s (cut off here)",
+    }  # fmt: skip
+
+
+def test_figures_without_measurements_are_left_out(report_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = make_report()
+    report["rows"] = [row for row in report["rows"] if row["by"] != "fla"]
+    report_file.write_text(json.dumps(report | {"cold_start": []}))
+    texts = drawn(report_file, tmp_path / "figure.svg")
+    assert "Speed-up over flash_kda, both kernels" in texts
+    assert not any("Triton" in text or "Cold start" in text for text in texts)
+
+
+def test_a_png_is_as_wide_as_a_readme_shows_it(report_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = tmp_path / "figure.png"
+    assert run("--from", str(report_file), "--plot", str(figure)).exit_code == 0
+    header = figure.read_bytes()[:24]
+    assert header.startswith(b"\x89PNG") and struct.unpack(">I", header[16:20]) == (1600,)
 
 
 def test_an_unwritable_plot_and_an_empty_report_are_no_traceback(report_file: Path, tmp_path: Path) -> None:

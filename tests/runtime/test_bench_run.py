@@ -5,6 +5,7 @@ import json
 import os
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ def inputs(on_cuda: Callable[..., Any]) -> Callable[..., list[Inputs]]:
                 q=zeros(*rows), k=zeros(*rows), v=zeros(*rows), g=zeros(*rows), beta=zeros(*rows[:3]), out=zeros(*rows),
                 A_log=zeros(shape.heads, dtype=torch.float32), dt_bias=zeros(shape.heads, 128, dtype=torch.float32),
                 initial_state=zeros(*states), final_state=zeros(*states), cu_seqlens=cu_seqlens,
-                workspace=zeros(13856 * 64 * shape.heads, dtype=torch.uint8),
+                workspace=zeros(13600 * 64 * shape.heads, dtype=torch.uint8),
             )
             for _ in range(copies)
         ]  # fmt: skip
@@ -136,7 +137,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 def test_each_kernel_alone_and_together_at_every_bv(gpu: Any, inputs: Any, cuda: Any) -> None:
     sets = inputs(Shape((40, 8), 2), None, None, 2)
-    variants = own_variants(sets, device_kernels(0))
+    variants = own_variants(sets, device_kernels(0), None)
     assert [(one.kernel, one.bv, one.bv_used) for one in variants] == [
         ("prepare", None, None),
         *(("recurrence", bv, bv or 32) for bv in (None, *BVS)),
@@ -154,7 +155,7 @@ def test_each_kernel_alone_and_together_at_every_bv(gpu: Any, inputs: Any, cuda:
 
 def test_a_kernel_alone_is_launched_as_the_whole_call_launches_it(gpu: Any, inputs: Any, cuda: Any) -> None:
     sets = inputs(Shape((40,), 2), None, None, 1)
-    runs = {(one.kernel, one.bv): one.run for one in own_variants(sets, device_kernels(0))}
+    runs = {(one.kernel, one.bv): one.run for one in own_variants(sets, device_kernels(0), None)}
     runs["prepare", None](0)
     runs["recurrence", 64](0)
     runs["both", 64](0)
@@ -162,6 +163,23 @@ def test_a_kernel_alone_is_launched_as_the_whole_call_launches_it(gpu: Any, inpu
     assert [launch.values for launch in alone] == [launch.values for launch in together]
     assert [launch.config["gridDimX"] for launch in alone] == [launch.config["gridDimX"] for launch in together]
     assert not hasattr(alone[1].config, "attrs") and "attrs" not in alone[1].config
+
+
+def test_checkpoints_are_written_by_one_more_variant(gpu: Any, inputs: Any, cuda: Any) -> None:
+    sets = inputs(Shape((40,), 2), None, None, 2)
+    plain, one = (own_variants(sets, device_kernels(0), every)[-1] for every in (None, 32))
+    assert plain.checkpoint_every is None
+    assert (one.kernel, one.bv, one.bv_used, one.checkpoint_every) == ("both", None, 32, 32)
+    written = []
+    for index, own in enumerate(sets):
+        del cuda.launches[:]
+        one.run(index)
+        _, recurrence = cuda.launches
+        assert recurrence.values["workspace"] == own.workspace.data_ptr()
+        assert recurrence.values["final_state"] == own.final_state.data_ptr()
+        assert (recurrence.values["checkpoint_chunks"], recurrence.values["num_checkpoints"]) == (2, 2)
+        written.append(recurrence.values["checkpoints"])
+    assert len({0, *written}) == 3
 
 
 def test_variants_are_timed_in_rotating_order(gpu: Any) -> None:
@@ -199,10 +217,68 @@ def test_a_run_reports_every_variant_beside_the_original(original: None, tmp_pat
     alone = next(row for row in rows if row["kernel"] == "recurrence")
     assert alone["cycles_per_chunk"] == pytest.approx(100 * 1500 / 3)
     assert alone["calls_a_sample"] % alone["copies"] == 0 and alone["calls_a_sample"] * 100 >= 200
+    assert all(row["checkpoint_every"] is None for row in report["rows"])
     assert [row["call"] for row in report["host"]] == [
-        "flashkda.fwd, workspace given", "flashkda.fwd, workspace allocated", "flash_kda",
+        "flashkda.fwd, workspace given", "flashkda.fwd, workspace allocated",
+        "flashkda.fwd, other buffers at each call", "flash_kda",
     ]  # fmt: skip
     assert all(row["us"]["count"] >= 1000 for row in report["host"])
+
+
+def test_a_run_reports_checkpoints_beside_the_plain_call(
+    original: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashkda.bench_shapes.CHECKPOINTED", (Shape((40,), 2),))
+    code, report = bench(tmp_path, "--tokens", "40", "--heads", "2", "--heads", "3")
+    assert code == 0
+    (row,) = (row for row in report["rows"] if row["checkpoint_every"] is not None)
+    assert (row["heads"], row["by"], row["kernel"], row["checkpoint_every"]) == (2, "flashkda", "both", 64)
+    # The original has no such call.
+    assert row["bits"] == "equal" and row["speed_up"] is None
+    plain = next(one for one in report["rows"] if one["heads"] == 2 and one["kernel"] == "both")
+    assert row["bv_used"] == plain["bv_used"] and row["gb_per_s"] > plain["gb_per_s"]
+
+
+def test_calls_of_the_host_take_their_buffers_in_turn(gpu: Any, cuda: Any) -> None:
+    from flashkda.bench_host import host_rows
+
+    host_rows(device_kernels(0).manifest.contract, torch.device("cuda", 0), (), lambda line: None)
+    outs = [launch.values["out"] for launch in cuda.launches if "recurrence" in launch.entry]
+    first, second = sorted(set(outs), key=outs.count, reverse=True)
+    # Of the three ways to call, one takes the second set at every other call.
+    assert outs.count(first) == 5 * outs.count(second)
+
+
+def test_a_peer_that_breaks_is_left_out_of_the_hosts_time(
+    original: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import flash_kda
+
+    real = flash_kda.fwd
+
+    def fwd(q: Any, *arguments: Any, **named: Any) -> None:
+        if q.shape[1] == 256:
+            raise ValueError("not so many")
+        real(q, *arguments, **named)
+
+    monkeypatch.setattr(flash_kda, "fwd", fwd)
+    code, report = bench(tmp_path, "--tokens", "40", "--heads", "2")
+    assert code == 0
+    assert "flash_kda" in {row["by"] for row in report["rows"]}
+    assert "flash_kda" not in {row["call"] for row in report["host"]}
+
+
+def test_a_peer_that_tunes_itself_is_left_out_of_most_shapes(
+    original: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = find_peer("flash_kda")
+    assert not isinstance(tuned, Absent)
+    monkeypatch.setattr("flashkda.bench.find_peer", lambda name: replace(tuned, name=name, tuned=True))
+    monkeypatch.setattr("flashkda.bench_shapes.TUNED_LENGTHS", ((40,),))
+    code, report = bench(tmp_path, "--tokens", "40", "--tokens", "24", "--heads", "2")
+    assert code == 0
+    assert {row["shape"] for row in report["rows"] if row["by"] == "fla"} == {"40"}
+    assert {row["shape"] for row in report["rows"] if row["by"] == "flashkda"} == {"24", "40"}
 
 
 def test_bits_that_differ_from_the_originals_fail_the_run(original: None, tmp_path: Path) -> None:
@@ -292,12 +368,107 @@ def test_a_cold_start_reports_each_step_and_their_sum(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         bench_cold, "run_child", lambda by, device: {"import": 5.0, "first call": 7.0, "second call": 1.0}
     )
+    monkeypatch.setattr("flashkda.bench_peers.find_spec", lambda name: None)
     monkeypatch.setattr(bench_cold, "find_spec", lambda name: None)
-    (row,) = bench_cold.cold_rows(0, ("fla",))
+    (row,), left_out = bench_cold.cold_rows(0, ("flash_kda", "fla"), lambda line: None)
+    assert left_out == {"flash_kda": "not installed", "fla": "not installed"}
     assert row["runs"] == 10
     assert {step: ms["median"] for step, ms in row["ms"].items()} == {
         "import": 5.0, "first call": 7.0, "second call": 1.0, "total": 12.0,
     }  # fmt: skip
+
+
+def test_a_slow_peers_cold_start_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashkda import bench_cold
+
+    ran: list[str] = []
+
+    def run_child(by: str, device: int) -> dict[str, float]:
+        ran.append(by)
+        return {"import": 4000.0, "first call": 80000.0, "second call": 1.0}
+
+    monkeypatch.setattr(bench_cold, "run_child", run_child)
+    monkeypatch.setattr(bench_cold, "find_spec", lambda name: object())
+    (_, row), left_out = bench_cold.cold_rows(0, ("fla",), lambda line: None)
+    assert ran == ["flashkda"] * 10 + ["fla"]
+    assert (row["by"], row["runs"], row["ms"]["total"]["median"], left_out) == ("fla", 1, 84000.0, {})
+
+
+@pytest.fixture
+def torch_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the module path of fresh processes, with a torch whose functions return nothing of use."""
+    (tmp_path / "torch.py").write_text(
+        textwrap.dedent("""
+            import sys
+            from unittest.mock import MagicMock
+            sys.modules["torch"] = torch = MagicMock()
+            torch.randn.return_value.bfloat16.return_value.unbind.return_value = range(5)
+        """)
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def write_fla(folder: Path, text: str) -> None:
+    (folder / "fla" / "ops").mkdir(parents=True)
+    (folder / "fla" / "ops" / "kda.py").write_text(textwrap.dedent(text))
+
+
+def test_the_cold_start_of_fla_is_that_of_its_own_kernels(
+    torch_of_nothing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashkda.bench_cold import run_child
+
+    write_fla(
+        torch_of_nothing,
+        """
+        import os
+        def chunk_kda(*arguments, **named):
+            assert os.environ["FLA_FLASH_KDA"] == "0"
+            assert not os.listdir(os.environ["TRITON_CACHE_DIR"])
+        """,
+    )
+    monkeypatch.setenv("FLA_FLASH_KDA", "1")
+    assert list(run_child("fla", 0)) == ["import", "first call", "second call"]
+
+
+def test_a_peer_whose_process_fails_is_left_out_with_the_reason(
+    torch_of_nothing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashkda import bench_cold
+
+    write_fla(torch_of_nothing, "raise OSError('no such compiler')")
+    real = bench_cold.run_child
+    monkeypatch.setattr(
+        bench_cold, "run_child", lambda by, device: real(by, device) if by == "fla" else {"import": 5.0}
+    )
+    monkeypatch.setattr(bench_cold, "find_spec", lambda name: object())
+    rows, left_out = bench_cold.cold_rows(0, ("fla",), lambda line: None)
+    assert [row["by"] for row in rows] == ["flashkda"]
+    assert left_out == {"fla": "OSError: no such compiler"}
+
+
+def test_a_process_that_takes_too_long_is_ended(torch_of_nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashkda import bench_cold
+    from flashkda.errors import FlashKDAError
+
+    write_fla(torch_of_nothing, "import time; time.sleep(60)")
+    monkeypatch.setattr(bench_cold, "_TIMEOUT_S", 1)
+    with pytest.raises(FlashKDAError, match="cold start of fla took longer than 1 s"):
+        bench_cold.run_child("fla", 0)
+
+
+def test_a_report_of_cold_starts_says_which_peers_are_left_out(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashkda import bench_cold
+
+    monkeypatch.setattr(bench_cold, "run_child", lambda by, device: {"import": 5.0, "second call": 1.0})
+    monkeypatch.setattr("flashkda.bench_peers.find_spec", lambda name: None)
+    monkeypatch.setattr(bench_cold, "find_spec", lambda name: None)
+    code, report = bench(tmp_path, "--cold-start")
+    assert code == 0 and [row["by"] for row in report["cold_start"]] == ["flashkda"]
+    assert report["header"]["left_out"] == {"flash_kda": "not installed", "fla": "not installed"}
 
 
 @pytest.fixture
