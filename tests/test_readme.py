@@ -1,4 +1,7 @@
-"""What README.md says is so: its commands and options exist, its example fits the API, its links and numbers hold."""
+"""What README.md says is so: its commands and options exist, its examples fit the API, its links and numbers hold.
+
+Run as a program it writes what was measured between README.md's marks.
+"""
 
 import ast
 import inspect
@@ -19,20 +22,30 @@ from flashkda.resolver import cuda_version
 from flashkda_build.architectures import ARCHITECTURES
 from flashkda_build.cli import main as build_command
 from flashkda_build.kernels import KERNELS
-from flashkda_build.kernels.record import RECORD_BYTES
+from flashkda_build.kernels.record import CHUNK, RECORD_BYTES
 from flashkda_build.toolchain import DSL, DSL_VERSION, PTXAS_VERSION
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README_FILE = ROOT / "README.md"
+README = README_FILE.read_text(encoding="utf-8")
 MEASUREMENTS = Path("build_kernels/measurements")
 USUAL_TOKENS = 8192
 COMMANDS = {"flashkda": flashkda_command, "flashkda-build": build_command}
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, text: str = README) -> list[str]:
     """The contents of the fenced blocks in a language."""
-    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", README, re.DOTALL | re.MULTILINE)
-    return [text for _, text in found]
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
+    return [content for _, content in found]
+
+
+def section(heading: str) -> str:
+    """What stands under a heading of level 2 or below, up to the next one of its level or above."""
+    start = README.index(f"\n{heading}\n")
+    level = len(heading.split()[0])
+    # Of level 1 is the title alone, and every comment in a block of code.
+    found = re.search(rf"^#{{2,{level}}} ", README[start + len(heading) + 2 :], re.MULTILINE)
+    return README[start : start + len(heading) + 2 + found.start()] if found else README[start:]
 
 
 def table(*head: str) -> list[list[str]]:
@@ -106,15 +119,19 @@ def test_the_wheels_name_carries_this_version() -> None:
     assert set(re.findall(r"flashkda-([\d.]+)-py3-none-any\.whl", README)) == {flashkda.__version__}
 
 
-def test_the_example_fits_the_signatures() -> None:
-    (example,) = blocks("python")
+def test_the_examples_fit_the_signatures() -> None:
     called = set()
-    for node in ast.walk(ast.parse(example)):
+    for node in ast.walk(ast.parse("\n".join(blocks("python")))):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("flashkda."):
             name = ast.unparse(node.func).removeprefix("flashkda.")
             called.add(name)
             named = {str(keyword.arg): keyword.value for keyword in node.keywords}
-            bound = inspect.signature(getattr(flashkda, name)).bind(*node.args, **named)
+            positional: list[ast.expr] = []
+            for value in node.args:
+                # `*(x[...] for x in (q, k, v, g, beta))` are as many arguments as it names.
+                starred = isinstance(value, ast.Starred) and isinstance(value.value, ast.GeneratorExp)
+                positional += value.value.generators[0].iter.elts if starred else [value]  # type: ignore[attr-defined]
+            bound = inspect.signature(getattr(flashkda, name)).bind(*positional, **named)
             for parameter, value in bound.arguments.items():
                 # A variable that is named after another parameter is one in the wrong place.
                 if isinstance(value, ast.Name) and value.id in inspect.signature(flashkda.fwd).parameters:
@@ -124,10 +141,56 @@ def test_the_example_fits_the_signatures() -> None:
 
 
 @pytest.mark.gpu
-def test_the_example_runs() -> None:
+def test_the_examples_of_the_api_run_one_after_another() -> None:
     pytest.importorskip("torch")
-    (example,) = blocks("python")
-    exec(compile(example, "README.md", "exec"), {})
+    namespace: dict[str, Any] = {}
+    for example in blocks("python", section("## API")):
+        exec(compile(example, "README.md", "exec"), namespace)
+
+
+def function_source(file: str, name: str) -> str:
+    """A function's text without its docstring."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    lines = source.splitlines(keepends=True)
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        lines[first.lineno - 1 : first.end_lineno] = [""] * len(lines[first.lineno - 1 : first.end_lineno])
+    return "".join(lines[function.lineno - 1 : function.end_lineno])
+
+
+@pytest.mark.parametrize(("server", "function"), [("SGLang", "sglang_extend"), ("vLLM", "vllm_prefill")])
+def test_a_servers_call_is_the_one_that_is_run(server: str, function: str) -> None:
+    (example,) = blocks("python", section(f"### {server}"))
+    assert example == function_source("tests/gpu/test_serving_calls.py", function)
+
+
+def true_flags(source: str) -> set[str]:
+    """Names that are given True, as keywords or in a dictionary."""
+    keywords = re.findall(r"(\w+)=True\b", source)
+    return {*keywords, *re.findall(r'"(\w+)": True\b', source)}
+
+
+def test_the_call_of_flash_linear_attention_has_the_flags_of_the_one_that_is_run() -> None:
+    (example,) = blocks("python", section("### flash-linear-attention"))
+    source = function_source("tests/gpu/test_flash_linear_attention.py", "keywords")
+    (pinned,) = re.findall(r"flash-linear-attention==([\d.]+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert true_flags(example) - {"output_final_state"} == true_flags(source)
+    assert f"Tested with {pinned};" in section("### flash-linear-attention")
+
+
+def test_activated_inputs_come_back_from_the_conversion() -> None:
+    torch = pytest.importorskip("torch")
+    (conversion,) = blocks("python", section("## Which inputs"))
+    generator = torch.Generator().manual_seed(1)
+    beta = torch.rand(1, 64, 2, generator=generator).bfloat16()
+    log_decay = -5 * torch.rand(1, 64, 2, 128, generator=generator)
+    names = {"torch": torch, "beta": beta, "log_decay": log_decay, "lower_bound": -5.0, "H": 2}
+    exec(compile(conversion, "README.md", "exec"), names)
+    assert names["beta_logits"].dtype == names["g"].dtype == torch.bfloat16
+    gate = -5 * torch.sigmoid(names["A_log"].exp()[:, None] * (names["g"].float() + names["dt_bias"]))
+    assert torch.allclose(torch.sigmoid(names["beta_logits"].float()), beta.float(), rtol=0, atol=0.0008)
+    assert torch.allclose(gate, log_decay, rtol=0, atol=0.0041)
 
 
 def test_the_argument_table_is_fwds_signature() -> None:
@@ -157,8 +220,17 @@ def test_links_lead_to_files() -> None:
     assert targets and missing == []
 
 
+def test_links_within_lead_to_headings() -> None:
+    headings = re.findall(r"^#+ (.+)$", README, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    targets = set(re.findall(r"\]\(#([^)]+)\)", README))
+    assert targets and targets <= anchors
+
+
 def test_constants_are_those_that_the_manifest_is_made_of() -> None:
     assert {int(size) for size in re.findall(r"\b(\d{5}) bytes", README)} == {RECORD_BYTES}
+    (per_token,) = re.findall(r"(\d+) bytes a token and head", README)
+    assert int(per_token) * CHUNK == RECORD_BYTES
     bvs = sorted(spec.bv for spec in KERNELS if spec.bv is not None)
     (listed,) = re.findall(r"\| ([\d, or]+) value columns a CTA", README)
     assert [int(number) for number in re.findall(r"\d+", listed)] == bvs
@@ -183,34 +255,117 @@ def test_counts_of_tests_are_those_of_the_tests() -> None:
     assert f"{random_shapes} random shapes and {len(model_shapes)} model shapes" in README
 
 
-# --- Numbers: the README's are those of the measured reports ---------------------------------------
+# --- What was measured: the README's is that of the reports in build_kernels/measurements -----------
+
+#: Of a cold start, in the order in which they happen.
+STEPS = ("import", "manifest", "driver", "load", "first call", "total", "second call")
+
+
+def row_of(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def table_of(*head: str) -> list[str]:
+    return [row_of(list(head)), f"|{'---|' * len(head)}"]
+
+
+def provenance(header: dict[str, Any]) -> str:
+    commit = f", commit {header['commit']}" if header["commit"] else ""
+    return f"{header['device']}, driver {header['driver_release']}, flashkda {header['flashkda']}{commit}"
 
 
 def numbers(report: dict[str, Any], plot: Path) -> str:
-    """A report as the README shows it: what ran where, its figure, and the automatic choice on the usual shapes."""
-    header = report["header"]
+    """A report as "Numbers" shows it: what ran where, its figure, and the automatic choice on the usual shapes."""
+    automatic = [row for row in report["rows"] if row["bv"] is None]
+    plain = [row for row in automatic if not row.get("checkpoint_every")]
+    peers = [by for by in ("flash_kda", "fla") if any(row["by"] == by for row in plain)]
     text = [
-        f"{header['device']}, driver {header['driver_release']}, SM clock {header['clock_mhz']:.0f} MHz, "
-        f"flashkda {header['flashkda']}" + (f", commit {header['commit']}" if header["commit"] else "") + ". "
-        "Medians in us; floor: the chain of dependent instructions; speed-up: over `flash_kda`, both kernels.",
-        "",
-        f"![speed-up by heads, time by tokens, time by BV]({plot.as_posix()})",
-        "",
-        "| T | heads | BV | prepare | recurrence | both | `flash_kda` | speed-up | floor |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"{provenance(report['header'])}, SM clock {report['header']['clock_mhz']:.0f} MHz.",
+        "Medians in us. floor: the chain of dependent instructions. speed-up: over `flash_kda`, both kernels.",
     ]
+    if "fla" in peers:
+        text.append("`fla`: flash-linear-attention's Triton kernels, whose bits differ.")
+    text += ["", f"![speed-ups by heads, times by tokens and by BV]({plot.as_posix()})", ""]
+    text += table_of(
+        "T", "heads", "BV", "prepare", "recurrence", "both", *(f"`{by}`" for by in peers), "speed-up", "floor"
+    )
     shown: dict[tuple[str, int], dict[tuple[str, str], dict[str, Any]]] = {}
-    for row in report["rows"]:
-        if row["bv"] is None and (len(row["lengths"]) > 1 or row["tokens"] == USUAL_TOKENS):
+    for row in plain:
+        if len(row["lengths"]) > 1 or row["tokens"] == USUAL_TOKENS:
             shown.setdefault((row["shape"], row["heads"]), {})[row["by"], row["kernel"]] = row
     for (shape, heads), rows in shown.items():
         both = rows["flashkda", "both"]
-        keys = (*(("flashkda", kernel) for kernel in ("prepare", "recurrence", "both")), ("flash_kda", "both"))
+        keys = (
+            *(("flashkda", kernel) for kernel in ("prepare", "recurrence", "both")),
+            *((by, "both") for by in peers),
+        )
         times = [f"{rows[key]['us']['median']:.0f}" if key in rows else "" for key in keys]
         faster = "" if both["speed_up"] is None else f"{both['speed_up']:.2f}"
-        cells = [shape, str(heads), str(both["bv_used"]), *times, faster, f"{both['chain_floor_us']:.0f}"]
-        text.append(f"| {' | '.join(cells)} |")
+        text.append(row_of([shape, str(heads), str(both["bv_used"]), *times, faster, f"{both['chain_floor_us']:.0f}"]))
+    stored = [row for row in automatic if row.get("checkpoint_every")]
+    if stored:
+        text += ["", "With checkpoints, both kernels:", ""]
+        text += table_of("T", "heads", "tokens between checkpoints", "us", "us without", "cost")
+    for row in stored:
+        key = ("flashkda", "both", row["shape"], row["heads"])
+        (without,) = (
+            one["us"]["median"] for one in plain
+            if (one["by"], one["kernel"], one["shape"], one["heads"]) == key
+        )  # fmt: skip
+        us = row["us"]["median"]
+        cells = [row["shape"], str(row["heads"]), str(row["checkpoint_every"]), f"{us:.0f}", f"{without:.0f}"]
+        text.append(row_of([*cells, f"{100 * (us / without - 1):.1f} %"]))
     return "\n".join(text)
+
+
+def production(report: dict[str, Any]) -> str:
+    """A report as "Running in production" shows it: cold starts stage by stage, and the host's time of a call."""
+    text = [f"{provenance(report['header'])}, torch {report['header']['torch']}, Python {report['header']['python']}."]
+    if report["cold_start"]:
+        text += ["", "Milliseconds from a CUDA context to the first result in fresh processes, medians:", ""]
+        text += table_of("", "processes", *STEPS)
+    for row in report["cold_start"]:
+        assert set(row["ms"]) <= set(STEPS), f"a step that is not in STEPS: {', '.join(row['ms'])}"
+        times = [f"{row['ms'][step]['median']:.{1 if row['by'] == 'flashkda' else 0}f}" if step in row["ms"] else ""
+                 for step in STEPS]  # fmt: skip
+        text.append(row_of([f"`{row['by']}`", str(row["runs"]), *times]))
+    if report["host"]:
+        text += ["", f"Microseconds of the host for an eager call (T = {report['host'][0]['shape']}, "
+                 f"{report['host'][0]['heads']} heads), both launches included:", ""]  # fmt: skip
+        text += table_of("call", "median", "quartiles")
+    for row in report["host"]:
+        us = row["us"]
+        quartiles = f"{us['lower_quartile']:.1f} to {us['upper_quartile']:.1f}"
+        text.append(row_of([row["call"], f"{us['median']:.1f}", quartiles]))
+    return "\n".join(text)
+
+
+def measured() -> dict[str, str]:
+    """By mark, what stands between it and its end in README.md."""
+    reports = {file: load_report(file) for file in sorted((ROOT / MEASUREMENTS).glob("*.json"))}
+    found = {
+        "numbers": [
+            numbers(report, MEASUREMENTS / f"{file.stem}.png") for file, report in reports.items() if report["rows"]
+        ],
+        "production": [production(report) for report in reports.values() if report["cold_start"] or report["host"]],
+    }
+    nothing = "No measurement of this version is in the repository yet."
+    return {mark: "\n\n".join(texts) or nothing for mark, texts in found.items()}
+
+
+def with_measured(readme: str) -> str:
+    """README.md with what was measured in it."""
+    for mark, text in measured().items():
+        before, rest = readme.split(f"<!-- {mark} -->\n")
+        after = rest.split(f"<!-- /{mark} -->\n")[1]
+        readme = f"{before}<!-- {mark} -->\n{text}\n<!-- /{mark} -->\n{after}"
+    return readme
+
+
+HEADER = {
+    "device": "Made-up GPU", "driver_release": "580.1", "clock_mhz": 1980.0, "flashkda": "0.1.0", "commit": "0123ab",
+    "torch": "2.99", "python": "3.13",
+}  # fmt: skip
 
 
 def make_row(by: str, kernel: str, us: float, **changes: Any) -> dict[str, Any]:
@@ -222,9 +377,6 @@ def make_row(by: str, kernel: str, us: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_numbers_are_the_automatic_choice_on_the_usual_shapes() -> None:
-    header = {
-        "device": "Made-up GPU", "driver_release": "580.1", "clock_mhz": 1980.0, "flashkda": "0.1.0", "commit": "0123ab"
-    }  # fmt: skip
     packed = Shape((1024,) * 8, 6)
     rows = [
         make_row("flashkda", "prepare", 88.2),
@@ -235,21 +387,54 @@ def test_numbers_are_the_automatic_choice_on_the_usual_shapes() -> None:
         make_row("flashkda", "both", 77.0, tokens=4096, lengths=[4096], shape="4096"),
         make_row("flashkda", "both", 62.4, lengths=list(packed.lengths), shape=packed.label, heads=packed.heads),
     ]
-    text = numbers({"header": header, "rows": rows}, Path("plots/one.png"))
-    assert "Made-up GPU, driver 580.1, SM clock 1980 MHz, flashkda 0.1.0, commit 0123ab" in text
+    text = numbers({"header": HEADER, "rows": rows}, Path("plots/one.png"))
+    assert "Made-up GPU, driver 580.1, flashkda 0.1.0, commit 0123ab, SM clock 1980 MHz" in text
     assert "](plots/one.png)" in text
-    assert text.splitlines()[-2:] == [
+    assert text.splitlines()[-4:] == [
+        "| T | heads | BV | prepare | recurrence | both | `flash_kda` | speed-up | floor |",
+        "|---|---|---|---|---|---|---|---|---|",
         "| 8192 | 24 | 32 | 88 | 225 | 310 | 940 | 3.03 | 93 |",
         "| 8x1024 | 6 | 32 |  |  | 62 |  |  | 93 |",
     ]
 
 
-def test_the_numbers_are_those_measured() -> None:
-    measured = []
-    for file in sorted((ROOT / MEASUREMENTS).glob("*.json")):
-        report = load_report(file)
-        if report["rows"]:
-            measured.append(numbers(report, MEASUREMENTS / f"{file.stem}.png"))
-    wanted = "\n\n".join(measured) or "No measurement of this version is in the repository yet."
-    found = README.split("<!-- numbers -->\n")[1].split("\n<!-- /numbers -->")[0]
-    assert found == wanted, f"put this between the marks in README.md:\n\n{wanted}"
+def test_numbers_have_flash_linear_attention_and_checkpoints_where_they_were_measured() -> None:
+    rows = [
+        make_row("flashkda", "both", 200.0, heads=12, checkpoint_every=None),
+        make_row("flashkda", "both", 207.0, heads=12, checkpoint_every=64),
+        make_row("fla", "both", 1234.5, heads=12, bv_used=None, checkpoint_every=None),
+        make_row("flashkda", "both", 190.0, heads=6),
+    ]
+    lines = numbers({"header": HEADER, "rows": rows}, Path("one.png")).splitlines()
+    assert "| T | heads | BV | prepare | recurrence | both | `fla` | speed-up | floor |" in lines
+    assert "| 8192 | 12 | 32 |  |  | 200 | 1234 |  | 93 |" in lines
+    assert "| 8192 | 6 | 32 |  |  | 190 |  |  | 93 |" in lines
+    assert lines[-1] == "| 8192 | 12 | 64 | 207 | 200 | 3.5 % |"
+
+
+def test_production_figures_are_cold_starts_in_order_and_host_times() -> None:
+    ours = {"second call": {"median": 0.08}, "first call": {"median": 13.47}, "import": {"median": 3.0}}
+    cold = [
+        {"by": "flashkda", "runs": 10, "ms": ours | {"total": {"median": 60.82}}},
+        {"by": "fla", "runs": 1, "ms": {"first call": {"median": 81234.5}, "total": {"median": 83000.2}}},
+    ]
+    times = {"median": 18.27, "lower_quartile": 17.0, "upper_quartile": 19.55}
+    host = [{"call": "flashkda.fwd, workspace given", "shape": "256", "heads": 6, "us": times}]
+    text = production({"header": HEADER, "cold_start": cold, "host": host})
+    assert "Made-up GPU, driver 580.1, flashkda 0.1.0, commit 0123ab, torch 2.99, Python 3.13." in text
+    lines = text.splitlines()
+    assert "|  | processes | import | manifest | driver | load | first call | total | second call |" in lines
+    assert "| `flashkda` | 10 | 3.0 |  |  |  | 13.5 | 60.8 | 0.1 |" in lines
+    assert "| `fla` | 1 |  |  |  |  | 81234 | 83000 |  |" in lines
+    assert "Microseconds of the host for an eager call (T = 256, 6 heads), both launches included:" in lines
+    assert lines[-1] == "| flashkda.fwd, workspace given | 18.3 | 17.0 to 19.6 |"
+    only_host = production({"header": HEADER, "cold_start": [], "host": host})
+    assert "Milliseconds" not in only_host and only_host.splitlines()[-1] == lines[-1]
+
+
+def test_the_figures_are_those_measured() -> None:
+    assert with_measured(README) == README, "run: python tests/test_readme.py"
+
+
+if __name__ == "__main__":
+    README_FILE.write_text(with_measured(README), encoding="utf-8")

@@ -6,12 +6,14 @@ standard module.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from flashkda.alias import install_as_flash_kda
     from flashkda.api import fwd, prefill, preload, workspace_size
-    from flashkda.errors import ArgumentError, ArtifactError, DriverError, FlashKDAError, NoArtifactError
+    from flashkda.errors import AliasError, ArgumentError, ArtifactError, DriverError, FlashKDAError, NoArtifactError
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AliasError",
     "ArgumentError",
     "ArtifactError",
     "DriverError",
@@ -19,6 +21,7 @@ __all__ = [
     "NoArtifactError",
     "__version__",
     "fwd",
+    "install_as_flash_kda",
     "prefill",
     "preload",
     "workspace_size",
@@ -29,6 +32,8 @@ _HOMES = {
     "prefill": "flashkda.api",
     "preload": "flashkda.api",
     "workspace_size": "flashkda.api",
+    "install_as_flash_kda": "flashkda.alias",
+    "AliasError": "flashkda.errors",
     "ArgumentError": "flashkda.errors",
     "ArtifactError": "flashkda.errors",
     "DriverError": "flashkda.errors",

@@ -11,21 +11,22 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from flashkda.call import Call
+    from flashkda.call import Call, Guard
 
 _KEPT_SIGNATURES = 1024
 
 _calls: "dict[tuple[object, ...], Call]" = {}
-# The latest signature with its call: comparing is cheaper than hashing, and a model's layers all have the same one.
-_latest: "tuple[tuple[object, ...], Call | None]" = ((), None)
+# Guards of the latest calls: a model's layers have one signature or a few, and a guard knows it without building it.
+_recent: "tuple[Guard, ...]" = ()
+_KEPT_GUARDS = 4
 _lock = threading.Lock()
 
 
 def _after_fork() -> None:
     """Forget calls bound to the parent's kernels, and a lock that one of its threads may have held."""
-    global _latest, _lock
+    global _recent, _lock
     _calls.clear()
-    _latest = ((), None)
+    _recent = ()
     _lock = threading.Lock()
 
 
@@ -49,6 +50,11 @@ def fwd(
     *,
     workspace: "Tensor | None" = None,
     bv: int | None = None,
+    state_indices: "Tensor | None" = None,
+    has_initial_state: "Tensor | None" = None,
+    checkpoints: "Tensor | None" = None,
+    checkpoint_cu_starts: "Tensor | None" = None,
+    checkpoint_every: int | None = None,
 ) -> None:
     """Kimi Delta Attention prefill, in place, on the current stream of the tensors' device; never synchronises.
 
@@ -72,10 +78,25 @@ def fwd(
         workspace: uint8, 1-D, contiguous, 16-byte aligned, of `workspace_size` bytes or more; None allocates it.
             Calls that may run at the same time need one each.
         bv: value columns a CTA, one of those compiled; None chooses by shape and device. Results do not depend on it.
+        state_indices: int32 or int64 [N], contiguous, on the device. With it initial_state and final_state (one of them
+            at least) are pools [slots, H, V, K], and sequence n reads and writes slot state_indices[n]. A negative
+            index, or one past a pool (the smaller one), is a padding request: neither its state, its out nor its
+            checkpoints are read or written. A slot that two other sequences share ends up undefined. Never read by the
+            host.
+        has_initial_state: bool [N], contiguous, on the device, only with initial_state. A sequence whose entry is False
+            starts from zeros; its slot is neither read nor cleared. None is all True. Never read by the host.
+        checkpoints: bf16 or fp32 [C, H, V, K], written: states within the sequences, for prefix caches. Sequence n owns
+            rows checkpoint_cu_starts[n] to checkpoint_cu_starts[n + 1] - 1, one for every `checkpoint_every` tokens
+            begun. Row j holds the state before token j * checkpoint_every, equal in bits to the final_state of the call
+            on the sequence cut there; row 0 is the initial state, rounded to bf16. Rows past those owned, and past C,
+            are left as they are. (What FlashInfer's KDA prefill calls state_checkpoints.)
+        checkpoint_cu_starts: int32 or int64 [N + 1], contiguous, on the device. Required where cu_seqlens and
+            checkpoints are given; for fixed length None is n * ceil(T / checkpoint_every). Never read by the host.
+        checkpoint_every: tokens between checkpoints, a positive multiple of 16; given with checkpoints and only then.
 
-    q, k, v, g, out: innermost stride 1, rows 16-byte aligned, otherwise any strides. States: contiguous but for the
-    first dimension's stride. A_log, dt_bias, beta and cu_seqlens need their element's alignment only. out,
-    final_state and workspace overlap nothing else.
+    q, k, v, g, out: innermost stride 1, rows 16-byte aligned, otherwise any strides. States and checkpoints: contiguous
+    but for the first dimension's stride, 16-byte aligned. All others need their element's alignment only. out,
+    final_state, workspace and checkpoints overlap nothing else.
 
     Under torch.compile and torch.export this traces to the operator `torch.ops.flashkda.fwd`.
 
@@ -86,7 +107,6 @@ def fwd(
         ArtifactError: the compiled kernels are missing or were changed.
         DriverError (a RuntimeError): no driver, too old, or a CUDA call failed.
     """
-    tensors = (q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens, workspace)
     try:
         import torch
     except ImportError:
@@ -96,10 +116,16 @@ def fwd(
 
         operator(
             q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens,
-            workspace=workspace, bv=bv,
+            workspace=workspace, bv=bv, state_indices=state_indices, has_initial_state=has_initial_state,
+            checkpoints=checkpoints, checkpoint_cu_starts=checkpoint_cu_starts, checkpoint_every=checkpoint_every,
         )  # fmt: skip
         return
-    run(tensors, scale, lower_bound, bv)
+    tensors = (q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens, workspace)
+    if state_indices is has_initial_state is checkpoints is checkpoint_cu_starts is checkpoint_every is None:
+        run(tensors, scale, lower_bound, bv)
+        return
+    pools = (state_indices, has_initial_state, checkpoints, checkpoint_cu_starts)
+    run(tensors + pools, scale, lower_bound, bv, checkpoint_every)
 
 
 def prefill(
@@ -122,7 +148,8 @@ def prefill(
     """`fwd` that allocates and returns its results: (out, final_state).
 
     out: bf16 [B, T, H, V], contiguous; its tokens outside every sequence are undefined. final_state: fp32 [N, H, V, K]
-    if `output_final_state`, else None. All other arguments, and what is raised, as for `fwd`.
+    if `output_final_state`, else None. All other arguments, and what is raised, as for `fwd`, whose state pools and
+    checkpoints belong to the caller and have no place here.
     """
     try:
         from flashkda.arguments import make_results
@@ -137,24 +164,47 @@ def prefill(
     return out, final_state
 
 
-def run(tensors: "tuple[Tensor | None, ...]", scale: float, lower_bound: float, bv: int | None) -> None:
-    """`fwd` on real tensors, in the order of `flashkda.arguments.TENSORS`."""
-    global _latest
+def run(
+    tensors: "tuple[Tensor | None, ...]",
+    scale: float,
+    lower_bound: float,
+    bv: int | None,
+    checkpoint_every: int | None = None,
+) -> None:
+    """`fwd` on real tensors: `flashkda.arguments.TENSORS` in their order, or `ALL_TENSORS`."""
+    global _recent
+    # Those of `TENSORS` that may be absent.
+    initial, final, cu_seqlens, workspace = tensors[8:12]
+    # The types come first: True == 1 == 1.0, and comparing with a tensor or an array gives no plain bool.
+    key: tuple[object, ...] = (
+        initial is None, final is None, cu_seqlens is None, workspace is None, initial is final,
+        type(scale), type(lower_bound), type(bv), scale, lower_bound, bv,
+    )  # fmt: skip
+    if len(tensors) > 12:
+        key += (*[one is None for one in tensors[12:]], type(checkpoint_every), checkpoint_every)
+    recent = _recent
+    for guard in recent:
+        if guard.key == key and guard.holds(*guard.pick(tensors)):
+            guard.call.run(tensors, guard.free_of_gradients)
+            return
+    signature, call = None, None
     try:
-        layouts = [None if one is None else (one.shape, one.stride(), one.dtype, one.device) for one in tensors]
-        # The types come first: True == 1 == 1.0, and comparing with a tensor or an array gives no plain bool.
-        signature = (*layouts, type(scale), type(lower_bound), type(bv), scale, lower_bound, bv)
-        known, call = _latest
-        if signature != known:
-            call = _calls.get(signature)
-            if call is not None:
-                _latest = signature, call
+        layouts = [
+            None if one is None else (one.shape, one.stride(), one.dtype, one.device, one.is_neg()) for one in tensors
+        ]
+        signature = (key, *layouts)
+        call = _calls.get(signature)
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, not strided, not numbers: the full check says what and why.
-        signature, call = None, None
+        signature = None
     if call is None:
-        call = _make_call(signature, tensors, scale, lower_bound, bv)
-    call.run(tensors)
+        _make_call(signature, tensors, scale, lower_bound, bv, checkpoint_every).run(tensors, False)
+        return
+    call.run(tensors, False)
+    # Not at the first call: one that never comes back needs no guard.
+    renewed = call.renew_guard(key, tensors, recent)
+    if renewed is not None:
+        _recent = (renewed, *[guard for guard in recent if guard.call is not call][: _KEPT_GUARDS - 1])
 
 
 def _without_torch(name: str, value: object) -> ArgumentError:
@@ -167,10 +217,11 @@ def _make_call(
     scale: float,
     lower_bound: float,
     bv: int | None,
+    checkpoint_every: int | None,
 ) -> "Call":
     from flashkda.call import make_call
 
-    call = make_call(tensors, scale, lower_bound, bv)
+    call = make_call(tensors, scale, lower_bound, bv, checkpoint_every)
     if signature is None:
         return call
     with _lock:

@@ -8,32 +8,38 @@ check.
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
+from typing import NamedTuple
 
 import torch
 
 from flashkda.errors import ArgumentError, describe
 from flashkda.layout import EMPTY, Layout, make_layout
 from flashkda.manifest import Contract
-from flashkda.planner import Problem
+from flashkda.planner import INT32_MAX, Problem
 
 TENSORS = (
     "q", "k", "v", "g", "beta", "out", "A_log", "dt_bias", "initial_state", "final_state", "cu_seqlens", "workspace",
 )  # fmt: skip
+# Those of state pools and checkpoints follow, all four or, as most calls have none, none of them.
+TENSORS_OF_POOLS = ("state_indices", "has_initial_state", "checkpoints", "checkpoint_cu_starts")
+ALL_TENSORS = TENSORS + TENSORS_OF_POOLS
 ROW_ALIGNMENT = 16
 STATE_CODES = {torch.bfloat16: 1, torch.float32: 2}
 
-_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32", torch.int64: "int64"}
-_OPTIONAL = ("initial_state", "final_state", "cu_seqlens", "workspace")
+_NAMES = {
+    torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32", torch.int64: "int64",
+    torch.bool: "bool",
+}  # fmt: skip
+_INDICES = (torch.int32, torch.int64)
+_OPTIONAL = ("initial_state", "final_state", "cu_seqlens", "workspace", *TENSORS_OF_POOLS)
 _SAFE_LOWER_BOUND = -5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """Accepted arguments.
 
-    layouts and alignments (bytes) run in the order of `TENSORS`; an absent tensor has an empty layout.
+    layouts and alignments (bytes) run in the order of `ALL_TENSORS`; an absent tensor has an empty layout.
     workspace_bytes: size of the given workspace, None if there is none.
     """
 
@@ -44,11 +50,21 @@ class Checked:
     workspace_bytes: int | None
 
 
-def check(contract: Contract, tensors: Sequence[object], scale: object, lower_bound: object, bv: object) -> Checked:
-    """Check a call; `tensors` in the order of `TENSORS`. Raises `ArgumentError` that names the first offender."""
-    given = {name: _tensor(name, value) for name, value in zip(TENSORS, tensors, strict=True)}
+def check(
+    contract: Contract,
+    tensors: Sequence[object],
+    scale: object,
+    lower_bound: object,
+    bv: object,
+    checkpoint_every: object = None,
+) -> Checked:
+    """Check a call; `tensors` are `TENSORS`, or `ALL_TENSORS`. Raises `ArgumentError` that names the first offender."""
+    given = dict.fromkeys(ALL_TENSORS)
+    given |= {name: _tensor(name, value) for name, value in zip(ALL_TENSORS, tensors, strict=False)}
     q, k, v, g, beta, out, a_log, dt_bias = (_present(name, given[name]) for name in TENSORS[:8])
-    initial, final, cu_seqlens, workspace = (given[name] for name in _OPTIONAL)
+    initial, final, cu_seqlens, workspace, state_indices, has_initial, checkpoints, starts = (
+        given[name] for name in _OPTIONAL
+    )
     _require_one_device(given)
 
     dim = contract.head_dim
@@ -72,9 +88,33 @@ def check(contract: Contract, tensors: Sequence[object], scale: object, lower_bo
     if cu_seqlens is not None:
         _require_cu_seqlens(cu_seqlens, batch)
         sequences = cu_seqlens.numel() - 1
-    for name, state in (("initial_state", initial), ("final_state", final)):
-        if state is not None:
-            _require_state(name, state, (sequences, heads, dim, dim))
+    slots = 0
+    states = {"initial_state": initial, "final_state": final}
+    present = {name: state for name, state in states.items() if state is not None}
+    for name, state in present.items():
+        if state_indices is None:
+            _require_state(name, state, (heads, dim, dim), "N", sequences)
+        else:
+            _require_state(name, state, (heads, dim, dim), "slots")
+    if state_indices is not None:
+        _require_vector("state_indices", state_indices, _INDICES, sequences, "N")
+        if not present:
+            raise ArgumentError(
+                "state_indices", "given without a state", "None without initial_state and final_state",
+                "pass the state pool it points into",
+            )  # fmt: skip
+        slots = min(pool.shape[0] for pool in present.values())
+    if has_initial is not None:
+        _require_vector("has_initial_state", has_initial, (torch.bool,), sequences, "N")
+        if initial is None:
+            raise ArgumentError(
+                "has_initial_state", "given without initial_state", "None without it",
+                "leave both out where every sequence starts from zero",
+            )  # fmt: skip
+    every = _checkpoint_every(checkpoint_every, checkpoints is not None, contract.chunk)
+    if checkpoints is not None:
+        _require_state("checkpoints", checkpoints, (heads, dim, dim), "C")
+    _require_starts(starts, checkpoints is not None, cu_seqlens is not None, sequences)
     if workspace is not None:
         _require_workspace(workspace)
     if bv is not None and (not isinstance(bv, int) or isinstance(bv, bool)):
@@ -100,16 +140,24 @@ def check(contract: Contract, tensors: Sequence[object], scale: object, lower_bo
         scale=_scale(scale),
         lower_bound=_lower_bound(lower_bound),
         bv=bv,
+        slots=slots,
+        state_indices_is_int64=state_indices is not None and state_indices.dtype == torch.int64,
+        checkpoints=0 if checkpoints is None else checkpoints.shape[0],
+        checkpoint_stride=0 if checkpoints is None else checkpoints.stride(0),
+        checkpoint_dtype=0 if checkpoints is None else STATE_CODES[checkpoints.dtype],
+        checkpoint_every=every,
+        checkpoint_starts_is_int64=starts is not None and starts.dtype == torch.int64,
     )
     layouts = {name: _row_layout(rows) for name, rows in (("q", q), ("k", k), ("v", v), ("g", g), ("out", out))}
     layouts["beta"] = make_layout(tuple(beta.shape), beta.stride(), beta.element_size(), 1)
-    for name in ("initial_state", "final_state"):
+    for name in ("initial_state", "final_state", "checkpoints"):
         state = given[name]
         if state is not None:
             slot = heads * dim * dim
-            layouts[name] = make_layout((sequences,), (state.stride(0),), state.element_size(), slot)
-    for name, tensor in (("A_log", a_log), ("dt_bias", dt_bias), ("cu_seqlens", cu_seqlens), ("workspace", workspace)):
-        if tensor is not None:
+            layouts[name] = make_layout((state.shape[0],), (state.stride(0),), state.element_size(), slot)
+    for name, tensor in given.items():
+        # What is left is contiguous.
+        if tensor is not None and name not in layouts:
             layouts[name] = make_layout((), (), tensor.element_size(), tensor.numel())
     alignments = {
         "beta": 2,
@@ -117,12 +165,15 @@ def check(contract: Contract, tensors: Sequence[object], scale: object, lower_bo
         "dt_bias": 4,
         "cu_seqlens": 8 if problem.cu_seqlens_is_int64 else 4,
         "workspace": contract.workspace_alignment,
+        "state_indices": 8 if problem.state_indices_is_int64 else 4,
+        "has_initial_state": 1,
+        "checkpoint_cu_starts": 8 if problem.checkpoint_starts_is_int64 else 4,
     }
     return Checked(
         problem=problem,
         device=q.device,
-        layouts=tuple(layouts.get(name, EMPTY) for name in TENSORS),
-        alignments=tuple(alignments.get(name, ROW_ALIGNMENT) for name in TENSORS),
+        layouts=tuple(layouts.get(name, EMPTY) for name in ALL_TENSORS),
+        alignments=tuple(alignments.get(name, ROW_ALIGNMENT) for name in ALL_TENSORS),
         workspace_bytes=None if workspace is None else workspace.numel(),
     )
 
@@ -196,11 +247,15 @@ def _require_one_device(given: dict[str, torch.Tensor | None]) -> None:
 def _require(
     name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], what: str
 ) -> None:
+    _require_dtype(name, tensor, dtypes)
+    if tuple(tensor.shape) != shape:
+        raise _shape_error(name, tensor, f"{_list(shape)} ({what})")
+
+
+def _require_dtype(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     if tensor.dtype not in dtypes:
         allowed = " or ".join(_NAMES[dtype] for dtype in dtypes)
         raise ArgumentError(name, f"a tensor of {tensor.dtype}", allowed, f"convert it with {name}.to(...)")
-    if tuple(tensor.shape) != shape:
-        raise _shape_error(name, tensor, f"{_list(shape)} ({what})")
 
 
 def _require_rows(name: str, tensor: torch.Tensor) -> None:
@@ -255,21 +310,47 @@ def _require_cu_seqlens(cu_seqlens: torch.Tensor, batch: int) -> None:
         )  # fmt: skip
 
 
-def _require_state(name: str, state: torch.Tensor, shape: tuple[int, int, int, int]) -> None:
-    _require(name, state, tuple(STATE_CODES), shape, "[N, H, V, K]")
+def _require_vector(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], size: int, what: str) -> None:
+    _require(name, tensor, dtypes, (size,), f"[{what}]")
+    if not tensor.is_contiguous():
+        raise ArgumentError(name, "not contiguous", "contiguous", f"copy it with {name}.contiguous()")
+
+
+def _require_starts(starts: torch.Tensor | None, checkpoints: bool, packed: bool, sequences: int) -> None:
+    name = "checkpoint_cu_starts"
+    if starts is None:
+        if checkpoints and packed:
+            raise ArgumentError(
+                name, "None", "given where checkpoints and cu_seqlens are",
+                "pass each sequence's first row in checkpoints, and their end",
+            )  # fmt: skip
+        return
+    if not checkpoints:
+        raise ArgumentError(name, "given without checkpoints", "None without them", "pass checkpoints or leave it out")
+    _require_vector(name, starts, _INDICES, sequences + 1, "N + 1")
+
+
+def _require_state(
+    name: str, state: torch.Tensor, slot_shape: tuple[int, int, int], what: str, count: int | None = None
+) -> None:
+    """`count` slots, which `what` names; any number of them if None."""
+    _require_dtype(name, state, tuple(STATE_CODES))
+    if state.dim() != 4 or tuple(state.shape[1:]) != slot_shape or count not in (None, state.shape[0]):
+        sizes = ", ".join(map(str, (what if count is None else count, *slot_shape)))
+        raise _shape_error(name, state, f"[{sizes}] ([{what}, H, V, K])")
     if state.numel() == 0:
         return
-    sequences, heads, rows, columns = shape
+    heads, rows, columns = slot_shape
     slot = heads * rows * columns
-    inner = zip(shape[1:], state.stride()[1:], (rows * columns, columns, 1), strict=True)
+    inner = zip(slot_shape, state.stride()[1:], (rows * columns, columns, 1), strict=True)
     if any(size > 1 and stride != expected for size, stride, expected in inner):
         raise ArgumentError(
             name, f"a view with strides {_list(state.stride())}", "contiguous in its last three dimensions",
             f"copy it with {name}.contiguous()",
         )  # fmt: skip
-    if sequences > 1 and (state.stride(0) < slot or state.stride(0) * state.element_size() % ROW_ALIGNMENT):
+    if state.shape[0] > 1 and (state.stride(0) < slot or state.stride(0) * state.element_size() % ROW_ALIGNMENT):
         raise ArgumentError(
-            name, f"a view with stride {state.stride(0)} between sequences",
+            name, f"a view with stride {state.stride(0)} in its first dimension",
             f"one with at least {slot} (H*V*K) there, in steps of {ROW_ALIGNMENT} bytes",
             f"copy it with {name}.contiguous()",
         )  # fmt: skip
@@ -303,6 +384,23 @@ def _lower_bound(value: object) -> float:
         "lower_bound", describe(value), f"a number from {_SAFE_LOWER_BOUND:g} to 0",
         "only the safe gate is computed, lower_bound * sigmoid(...): over a chunk of 16 tokens a lower bound under "
         f"{_SAFE_LOWER_BOUND:g} would take the decay factors out of float range",
+    )  # fmt: skip
+
+
+def _checkpoint_every(value: object, checkpoints: bool, chunk: int) -> int:
+    """0 without checkpoints."""
+    if value is None and not checkpoints:
+        return 0
+    if not checkpoints:
+        raise ArgumentError(
+            "checkpoint_every", f"{describe(value)} without checkpoints", "None without them",
+            "pass checkpoints or leave it out",
+        )  # fmt: skip
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= INT32_MAX and value % chunk == 0:
+        return value
+    raise ArgumentError(
+        "checkpoint_every", describe(value), f"a positive multiple of {chunk}, at most {INT32_MAX}, with checkpoints",
+        "states exist only between chunks",
     )  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 import hashlib
 import os
-from dataclasses import dataclass
+import stat
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from flashkda import __version__
 from flashkda.cubin import check_cubin
@@ -16,8 +17,7 @@ MANIFEST_NAME = "manifest.json"
 _MANIFEST_LIMIT = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactFolder:
+class ArtifactFolder(NamedTuple):
     """A folder with a manifest and the cubins it lists; `overridden` says that the environment named it."""
 
     path: Path
@@ -75,15 +75,22 @@ def open_folder(path: Path, overridden: bool) -> ArtifactFolder:
 
 
 def _read_inside(folder: Path, name: str, limit: int) -> bytes:
-    """Up to limit + 1 bytes of a regular file that really lies in `folder`."""
+    """Up to limit + 1 bytes of a regular file that really lies in `folder`; `name` has no folder in it."""
     file = folder / name
-    real = Path(os.path.realpath(file))
-    if real.parent != Path(os.path.realpath(folder)):
-        raise ArtifactError(f"{name} in {folder} is a link to {real}, outside the folder; reinstall the package")
-    if not real.is_file():
-        raise ArtifactError(f"{name} is missing from {folder}; reinstall the package")
     try:
-        with real.open("rb") as stream:
+        found = os.lstat(file)
+        if stat.S_ISLNK(found.st_mode):
+            real = os.path.realpath(file)
+            if os.path.dirname(real) != os.path.realpath(folder):
+                raise ArtifactError(
+                    f"{name} in {folder} is a link to {real}, outside the folder; reinstall the package"
+                )
+            found = os.stat(real)
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError
+        with open(file, "rb") as stream:
             return stream.read(limit + 1)
+    except FileNotFoundError:
+        raise ArtifactError(f"{name} is missing from {folder}; reinstall the package") from None
     except OSError as error:
         raise ArtifactError(f"{name} in {folder} cannot be read ({error}); check its permissions") from error

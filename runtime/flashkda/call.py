@@ -3,11 +3,14 @@
 Imported only once a tensor has come in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 
-from flashkda.arguments import TENSORS, Checked, check, refuse_gradients
+from flashkda.arguments import ALL_TENSORS, Checked, check, refuse_gradients
 from flashkda.artifacts import installed
 from flashkda.driver import LEGACY_STREAM, Kernel
 from flashkda.errors import ArgumentError
@@ -16,15 +19,26 @@ from flashkda.layout import share_bytes
 from flashkda.log import logger
 from flashkda.planner import Launch, Plan, make_plan
 
-_WRITTEN = tuple(map(TENSORS.index, ("out", "final_state", "workspace")))
-_IN_PLACE = (TENSORS.index("final_state"), TENSORS.index("initial_state"))
-# Pairs of positions in TENSORS, a written tensor and another one, that may not share memory; each pair once.
-_EXCLUSIVE = tuple(
-    (written, other)
-    for order, written in enumerate(_WRITTEN)
-    for other in range(len(TENSORS))
-    if other not in _WRITTEN[: order + 1]
-)
+_WRITTEN = tuple(map(ALL_TENSORS.index, ("out", "final_state", "workspace", "checkpoints")))
+_INITIAL, _FINAL, _WORKSPACE = map(ALL_TENSORS.index, ("initial_state", "final_state", "workspace"))
+# Sets of buffers that a call remembers: one for each of a model's layers.
+_KEPT_ADDRESSES = 64
+
+
+class Guard(NamedTuple):
+    """Tells in one C++ call whether tensors are as those of an earlier call in all that its signature holds.
+
+    key: what the signature holds beside the tensors, among it which of them are absent; pick: those given, each once;
+    holds: whether these have the same type, dtype, device, layout, shape, strides, requires_grad and lazy-view bits;
+    free_of_gradients: none of them requires grad; types: kept alive, as torch compares their addresses.
+    """
+
+    key: tuple[object, ...]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    holds: Callable[..., bool]
+    free_of_gradients: bool
+    types: tuple[type, ...]
+    call: "Call"
 
 
 class Call:
@@ -44,29 +58,33 @@ class Call:
         self._recurrence = _bind(plan.recurrence, loaded)
         self._alignments = checked.alignments
         self._layouts = checked.layouts
-        # The addresses of the last accepted call: callers mostly come back with the same buffers.
-        self._examined: list[int] = []
+        # Addresses that were accepted: callers mostly come back with the same buffers.
+        self._examined: set[tuple[int, ...]] = set()
+        self._guard: Guard | None = None
 
-    def run(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launch on the current stream of the tensors' device; `tensors` in the order of `TENSORS`.
+    def run(self, tensors: Sequence[torch.Tensor | None], free_of_gradients: bool) -> None:
+        """Launch on the current stream of the tensors' device; `tensors` as `flashkda.api.run` has them.
 
-        Raises `ArgumentError` for what the signature does not tell (gradients, alignment, overlap) and `DriverError`.
+        Raises `ArgumentError` for what the signature does not tell (gradients, unless it is known that no tensor
+        requires them, alignment, overlap) and `DriverError`.
         """
-        if self._grad_enabled():
+        if not free_of_gradients and self._grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
-                    refuse_gradients(dict(zip(TENSORS, tensors, strict=True)))
+                    refuse_gradients(dict(zip(ALL_TENSORS, tensors, strict=False)))
         try:
-            addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            addresses = tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
         except RuntimeError:
-            addresses = [0 if tensor is None else _address(tensor) for tensor in tensors]
-        if addresses != self._examined:
+            addresses = tuple([0 if tensor is None else _address(tensor) for tensor in tensors])
+        if addresses not in self._examined:
             self._examine(addresses)
-            self._examined = addresses
+            if len(self._examined) >= _KEPT_ADDRESSES:
+                self._examined.clear()
+            self._examined.add(addresses)
         if self._recurrence is None:
             return
-        q, k, v, g, beta, out, a_log, dt_bias, initial, final, cu_seqlens, workspace = addresses
-        if tensors[-1] is None and self._plan.workspace_bytes:
+        q, k, v, g, beta, out, a_log, dt_bias, initial, final, cu_seqlens, workspace, *pools = addresses
+        if tensors[_WORKSPACE] is None and self._plan.workspace_bytes:
             # The allocator hands the memory on in stream order, so it may be given back before the kernels have run.
             scratch = torch.empty(self._plan.workspace_bytes, dtype=torch.uint8, device=self._device)
             workspace = scratch.data_ptr()
@@ -78,47 +96,69 @@ class Call:
                 pointers: tuple[int, ...] = (q, k, g, beta, a_log, dt_bias, cu_seqlens, workspace)
                 kernel.launch(launch.grid, stream, launch.parameters, pointers, launch.overlap)
             kernel, launch = self._recurrence
-            pointers = (v, out, workspace, initial, final, cu_seqlens)
+            pointers = (v, out, workspace, initial, final, cu_seqlens, *(pools or (0, 0, 0, 0)))
             kernel.launch(launch.grid, stream, launch.parameters, pointers, launch.overlap)
         finally:
             if entered:
                 self._context.leave()
 
-    def _examine(self, addresses: list[int]) -> None:
+    def renew_guard(
+        self, key: tuple[object, ...], tensors: Sequence[torch.Tensor | None], failed: tuple[Guard, ...]
+    ) -> Guard | None:
+        """The guard of this call's signature, a new one if it is among those that `failed` on these tensors.
+
+        A guard also fails in another mode (inference mode, say) than it was made in. None: there can be none.
+        """
+        if self._guard is None or any(guard is self._guard for guard in failed):
+            self._guard = _make_guard(key, tensors, self)
+        return self._guard
+
+    def _examine(self, addresses: tuple[int, ...]) -> None:
         """Check what depends on addresses alone: alignment, and that nothing written is also read elsewhere."""
-        layouts = self._layouts
-        for index, alignment in enumerate(self._alignments):
-            if not layouts[index].extent:
+        given = []
+        for index, address in enumerate(addresses):
+            layout, alignment = self._layouts[index], self._alignments[index]
+            if not layout.extent:
                 continue
-            name = TENSORS[index]
-            if not addresses[index]:
+            if not address:
                 raise ArgumentError(
-                    name, "a tensor without memory (a fake one, or one that torch.func wraps)",
+                    ALL_TENSORS[index], "a tensor without memory (a fake one, or one that torch.func wraps)",
                     "a tensor of CUDA memory", "trace through torch.compile, or use torch.ops.flashkda.fwd",
                 )  # fmt: skip
-            if addresses[index] % alignment:
+            if address % alignment:
+                name = ALL_TENSORS[index]
                 raise ArgumentError(
-                    name,
-                    f"at address {addresses[index]:#x}",
-                    f"{alignment}-byte aligned",
-                    f"copy it with {name}.clone()",
+                    name, f"at address {address:#x}", f"{alignment}-byte aligned", f"copy it with {name}.clone()"
                 )
-        for written, other in _EXCLUSIVE:
-            if not share_bytes(layouts[written], addresses[written], layouts[other], addresses[other]):
+            given.append((index, address, address + layout.extent))
+        for order, written in enumerate(_WRITTEN):
+            if written >= len(addresses) or not self._layouts[written].extent:
                 continue
-            allowed = "in memory of its own"
-            if (written, other) == _IN_PLACE:
-                # Equal layouts at one address: each CTA reads its own part of the state before it writes it.
-                if addresses[written] == addresses[other] and layouts[written] == layouts[other]:
-                    continue
-                allowed = "initial_state itself or in memory of its own"
-            name = TENSORS[written]
-            raise ArgumentError(name, f"in the same memory as {TENSORS[other]}", allowed, "allocate it separately")
+            begin, end = addresses[written], addresses[written] + self._layouts[written].extent
+            for other, its_begin, its_end in given:
+                # Each pair once.
+                if its_begin < end and begin < its_end and other not in _WRITTEN[: order + 1]:
+                    self._require_disjoint(written, begin, other, its_begin)
+
+    def _require_disjoint(self, written: int, address: int, other: int, its_address: int) -> None:
+        layout, its_layout = self._layouts[written], self._layouts[other]
+        if not share_bytes(layout, address, its_layout, its_address):
+            return
+        allowed = "in memory of its own"
+        if (written, other) == (_FINAL, _INITIAL):
+            # Equal layouts at one address: each CTA reads its own part of the state before it writes it.
+            if address == its_address and layout == its_layout:
+                return
+            allowed = "initial_state itself or in memory of its own"
+        name = ALL_TENSORS[written]
+        raise ArgumentError(name, f"in the same memory as {ALL_TENSORS[other]}", allowed, "allocate it separately")
 
 
-def make_call(tensors: Sequence[object], scale: object, lower_bound: object, bv: object) -> Call:
+def make_call(
+    tensors: Sequence[object], scale: object, lower_bound: object, bv: object, checkpoint_every: object
+) -> Call:
     """Check, plan and load for a signature. Raises every `FlashKDAError`."""
-    checked = check(installed().manifest.contract, tensors, scale, lower_bound, bv)
+    checked = check(installed().manifest.contract, tensors, scale, lower_bound, bv, checkpoint_every)
     kernels = device_kernels(checked.device.index)
     plan = make_plan(checked.problem, kernels.manifest.contract, kernels.variants, kernels.facts.sm_count)
     if checked.workspace_bytes is not None and checked.workspace_bytes < plan.workspace_bytes:
@@ -132,6 +172,49 @@ def make_call(tensors: Sequence[object], scale: object, lower_bound: object, bv:
         kernels.facts.ordinal, plan.bv, plan.total_tiles, plan.workspace_bytes,
     )  # fmt: skip
     return Call(checked, plan, kernels)
+
+
+def _make_guard(key: tuple[object, ...], tensors: Sequence[torch.Tensor | None], call: Call) -> Guard | None:
+    """None where torch's guards do not serve, or where a tensor is given twice (but for a state in place)."""
+    if not _guards_see_everything():
+        return None
+    given = [index for index, tensor in enumerate(tensors) if tensor is not None]
+    if tensors[_INITIAL] is not None and tensors[_INITIAL] is tensors[_FINAL]:
+        given.remove(_INITIAL)
+    picked = [tensor for index in given if (tensor := tensors[index]) is not None]
+    holds = _guard_tensors(picked)
+    if not holds(*picked):
+        return None
+    requires_grad = any(tensor.requires_grad for tensor in picked)
+    return Guard(key, itemgetter(*given), holds, not requires_grad, tuple(map(type, picked)), call)
+
+
+def _guard_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Compares as many tensors, each of them another one, with these."""
+    guards = torch._C._dynamo.guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    )
+    holds: Callable[..., bool] = guards.check
+    return holds
+
+
+@lru_cache(maxsize=1)
+def _guards_see_everything() -> bool:
+    """Whether this torch has the guards, which are not public, and they tell apart all that a signature does."""
+    try:
+        with torch.inference_mode(False):
+            one = torch.tensor([[0.0, 1.0], [2.0, 3.0]], dtype=torch.float32, device="cpu")
+            holds = _guard_tensors([one])
+            same = one.clone()
+            others = (
+                one.to(torch.int32), one[:1], one.t(), one[None], one.to("meta"), one.to_sparse(), torch._neg_view(one),
+                one.clone().requires_grad_(), torch.nn.Parameter(one, requires_grad=False), None,
+            )  # fmt: skip
+            return holds(same) and not any(map(holds, others))
+    except Exception:
+        return False
 
 
 def _address(tensor: torch.Tensor) -> int:

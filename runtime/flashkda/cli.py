@@ -12,7 +12,7 @@ from flashkda import __version__
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="flashkda")
 def main() -> None:
-    """Look at this installation of flashkda, and test and measure it on this machine's GPU."""
+    """Look at this installation of flashkda, and try, test and measure it on this machine's GPU."""
 
 
 @main.command()
@@ -106,3 +106,45 @@ def bench(
     except (FlashKDAError, OSError) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(0 if same_bits_everywhere(report) else 1)
+
+
+@main.command()
+def alias() -> None:
+    """Print the folder that makes `import flash_kda` find this package when it is on PYTHONPATH.
+
+    Exits with 1 if another flash_kda is installed.
+    """
+    from flashkda.alias import FOLDER, refuse_another
+    from flashkda.errors import AliasError
+
+    try:
+        refuse_another()
+    except AliasError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(FOLDER)
+
+
+@main.command()
+@click.option("--tokens", default=5000, show_default=True, type=click.IntRange(min=1), help="Length of the prompt.")
+@click.option("--piece", default=1024, show_default=True, type=click.IntRange(min=16), help="A multiple of 16 tokens.")
+@click.option("--device", default=0, show_default=True, help="Index among the visible CUDA devices.")
+def demo(tokens: int, piece: int, device: int) -> None:
+    """A KDA layer's forward: a prompt in one call, and in pieces through a state pool; needs torch.
+
+    Exits with 1 if any bit differs between the two. The code is written to be read: flashkda/demo.py.
+    """
+    from importlib.util import find_spec
+
+    from flashkda.errors import FlashKDAError
+
+    if find_spec("torch") is None:
+        raise click.ClickException("the demo needs torch, which is not installed; pip install torch")
+    from flashkda.demo import run
+
+    if piece % 16:
+        raise click.BadParameter("must be a multiple of 16", param_hint="--piece")
+    try:
+        code = run(device, tokens, piece)
+    except FlashKDAError as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(code)

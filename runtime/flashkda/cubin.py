@@ -3,7 +3,6 @@
 A cubin is an ELF file. Each kernel has a section .nv.info.<entry> of attributes, one of them for every parameter.
 """
 
-import re
 import struct
 
 from flashkda.errors import ArtifactError
@@ -25,7 +24,7 @@ def check_cubin(artifact: Artifact, data: bytes) -> None:
         raise ArtifactError(
             f"{artifact.file} is no readable cubin with the kernel {artifact.entry} ({error}); reinstall the package"
         ) from error
-    wanted = int("".join(re.findall("[0-9]", artifact.arch)))
+    wanted = int(artifact.arch.removeprefix("sm_").rstrip("af"))
     if sm != wanted:
         raise ArtifactError(
             f"{artifact.file} is compiled for sm_{sm}, but the manifest says {artifact.arch}; reinstall the package"

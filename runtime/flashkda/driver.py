@@ -4,11 +4,10 @@ import ctypes
 import os
 import struct
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashkda.errors import DriverError
 from flashkda.log import logger
@@ -26,8 +25,7 @@ _FORKED = (
 _forked_in_use = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(NamedTuple):
     """What the resolver and the planner need to know about a device; `ordinal` counts among the visible ones."""
 
     ordinal: int
@@ -168,28 +166,44 @@ class Kernel:
 
         `overlap` lets the kernel start before the launch in front of it has ended. Raises `DriverError`.
         """
-        block = self._overlapping if overlap else self._plain
-        if block.parameters is not parameters:
-            block.values[:] = block.parameters = parameters
-        self._write_pointers(block.values, 0, *pointers)
-        config = block.config
-        config.gridDimX = grid
-        config.hStream = stream
-        status = self._launch(config, self._function, block.addresses, 0)[0]
+        block = (self._overlapping if overlap else self._plain).block
+        if block.parameters is not parameters or block.grid != grid or block.stream != stream:
+            # Nothing is held until all of it is: an exception from a signal handler may come between any two lines.
+            block.parameters = block.pointers = None
+            block.values[:] = parameters
+            block.config.gridDimX = block.grid = grid
+            block.config.hStream = block.stream = stream
+            block.parameters = parameters
+        if block.pointers != pointers:
+            block.pointers = None
+            self._write_pointers(block.values, 0, *pointers)
+            block.pointers = pointers
+        status = self._launch(block.config, self._function, block.addresses, 0)[0]
         if status:
             raise self._driver.error(f"the launch of {self._artifact.file} with {grid} CTAs", status)
 
 
 class _ThreadBlock(threading.local):
-    """One thread's parameter block and launch configuration of a kernel: a launch reads them without the GIL.
-
-    values: the parameters; addresses: address of the void*[] that points at each of them; parameters: the block that
-    `values` was last filled from, whose pointers it does not keep.
-    """
-
-    parameters: bytes | None = None
+    """`block`: the calling thread's `_Block`, as a launch reads it without the GIL."""
 
     def __init__(self, driver: Driver, artifact: Artifact, overlap: bool) -> None:
+        self.block = _Block(driver, artifact, overlap)
+
+
+class _Block:
+    """A kernel's parameter block and launch configuration, and what they hold, so that only changes are written.
+
+    values: the parameters; addresses: address of the void*[] that points at each of them; parameters: the bytes that
+    `values` was last filled from; pointers: what then replaced the leading ones; grid, stream: those of `config`.
+    """
+
+    __slots__ = ("_table", "addresses", "config", "grid", "parameters", "pointers", "stream", "values")
+
+    def __init__(self, driver: Driver, artifact: Artifact, overlap: bool) -> None:
+        self.parameters: bytes | None = None
+        self.pointers: tuple[int, ...] | None = None
+        self.grid = 0
+        self.stream = 0
         last = artifact.parameters[-1]
         self.values = bytearray(last.offset + last.size)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.values))

@@ -49,6 +49,10 @@ class DriverError(FlashKDAError, RuntimeError):
     """There is no CUDA driver, it is too old, or one of its calls failed."""
 
 
+class AliasError(FlashKDAError):
+    """Another `flash_kda` is installed or imported, so that this package does not answer to that name."""
+
+
 def describe(value: object) -> str:
     """A value in words for an error: plain ones as Python spells them, shortened, others by their type."""
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -1,10 +1,9 @@
 """Where a tensor's bytes lie relative to its first one, and whether two tensors share any. Pure numbers."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Contiguous rows repeated along strided dimensions.
 
     dims: (size, stride in bytes), only sizes above 1, strides descending; row: bytes of one row; extent: bytes from

@@ -1,4 +1,4 @@
-"""The manifest of compiled kernels: a frozen typed model and its strict parser.
+"""The manifest of compiled kernels: an immutable typed model and its strict parser.
 
 The parser accepts exactly the fields of schema version 1; anything missing, extra, ill-typed, ambiguous or inconsistent
 raises `ArtifactError` with the path of the offending field.
@@ -7,9 +7,8 @@ raises `ArtifactError` with the path of the offending field.
 import json
 import re
 import reprlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from collections.abc import Callable, Collection
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from flashkda.errors import ArtifactError
 
@@ -28,16 +27,8 @@ _MOST_REGISTERS = 255
 # CUDA 12.0; no architecture of ours has an older one.
 _FIRST_DRIVER = 12000
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*\.cubin")
-_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+]*")
-_PTXAS_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
-_ARCH = re.compile(r"sm_[0-9]+[af]?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMPUTE_CAPABILITY = re.compile(r"[1-9][0-9]*\.[0-9]")
 
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One kernel parameter as the cubin declares it; offset and size in bytes."""
 
     name: str
@@ -46,8 +37,7 @@ class Parameter:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(NamedTuple):
     """One compiled kernel. Sizes are in bytes; `least_driver` counts as cuDriverGetVersion does (12080: CUDA 12.8)."""
 
     kernel: str
@@ -69,8 +59,7 @@ class Artifact:
     pdl: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RecordField:
+class RecordField(NamedTuple):
     """One array of the workspace record; offset and bytes from the record's start."""
 
     name: str
@@ -80,16 +69,14 @@ class RecordField:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """The workspace record of one (tile, head); `bytes` is its size and its distance to the next one."""
 
     bytes: int
     fields: tuple[RecordField, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(NamedTuple):
     """What the kernels need from their caller: head dimension, tokens a chunk, workspace alignment in bytes, record."""
 
     head_dim: int
@@ -98,8 +85,7 @@ class Contract:
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
-class Toolchain:
+class Toolchain(NamedTuple):
     """What compiled the kernels."""
 
     dsl: str
@@ -109,8 +95,7 @@ class Toolchain:
     options: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     """A whole set of compiled kernels."""
 
     schema_version: int
@@ -128,154 +113,10 @@ def parse(text: str | bytes, source: str) -> Manifest:
         raw: object = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{source} is not a readable manifest: {error}; reinstall the package") from error
-    root = _Node(raw, source, "")
-    # Checked before the field set: another schema's fields are not ours to judge.
-    version = root.peek("schema_version").integer()
-    if version != SCHEMA_VERSION:
-        raise ArtifactError(
-            f"{source}: schema_version is {version}, but this package reads {SCHEMA_VERSION}; "
-            "install the package version that the artifacts were built for"
-        )
-    root.only(
-        "schema_version", "package_version", "source_digest", "toolchain", "build_command", "contract", "artifacts"
-    )
-    contract = _contract(root["contract"])
-    artifacts = root["artifacts"].items(lambda node: _artifact(node, contract))
-    _refuse_ambiguity(artifacts, source)
-    return Manifest(
-        schema_version=version,
-        package_version=root["package_version"].matching(_VERSION, "a version like 1.2.3"),
-        source_digest=root["source_digest"].matching(_SHA256, "64 hexadecimal digits"),
-        toolchain=_toolchain(root["toolchain"]),
-        build_command=root["build_command"].string(),
-        contract=contract,
-        artifacts=artifacts,
-    )
-
-
-def _toolchain(node: "_Node") -> Toolchain:
-    node.only("dsl", "dsl_version", "flavour", "ptxas_version", "options")
-    return Toolchain(
-        dsl=node["dsl"].string(),
-        dsl_version=node["dsl_version"].string(),
-        flavour=node["flavour"].string(),
-        ptxas_version=node["ptxas_version"].matching(_PTXAS_VERSION, "a version like 1.2.3"),
-        options=node["options"].items(_Node.string),
-    )
-
-
-def _contract(node: "_Node") -> Contract:
-    node.only("head_dim", "chunk", "workspace_alignment", "record")
-    record = node["record"]
-    record.only("bytes", "fields")
-    record_bytes = record["bytes"].integer(1)
-    alignment = node["workspace_alignment"].integer(1)
-    if record_bytes % alignment:
-        raise record["bytes"].error(f"a multiple of workspace_alignment ({alignment})")
-
-    def field(item: _Node) -> RecordField:
-        item.only("name", "offset", "bytes", "dtype", "shape")
-        found = RecordField(
-            name=item["name"].string(),
-            offset=item["offset"].integer(0),
-            bytes=item["bytes"].integer(1),
-            dtype=item["dtype"].one_of(tuple(DTYPE_BYTES)),
-            shape=item["shape"].items(lambda size: size.integer(1)),
-        )
-        expected = DTYPE_BYTES[found.dtype]
-        for size in found.shape:
-            expected *= size
-            if expected > record_bytes:
-                raise item["shape"].error(f"inside the record's {record_bytes} bytes")
-        if found.bytes != expected:
-            raise item["bytes"].error(f"{expected}, the size of {found.dtype}{list(found.shape)}")
-        if found.offset + found.bytes > record_bytes:
-            raise item.error(f"inside the record's {record_bytes} bytes")
-        return found
-
-    return Contract(
-        head_dim=node["head_dim"].integer(1),
-        chunk=node["chunk"].integer(1),
-        workspace_alignment=alignment,
-        record=Record(record_bytes, record["fields"].items(field)),
-    )
-
-
-def _artifact(node: "_Node", contract: Contract) -> Artifact:
-    node.only(
-        "kernel", "numerics", "bv", "arch", "compute_capabilities", "file", "size", "sha256", "entry", "parameters",
-        "threads", "units_per_cta", "dynamic_shared_memory", "static_shared_memory", "registers", "least_driver", "pdl",
-    )  # fmt: skip
-    kernel = node["kernel"].one_of(KERNELS)
-    bv = None
-    if kernel == "recurrence":
-        bv = node["bv"].integer(1)
-        if contract.head_dim % bv:
-            raise node["bv"].error(f"a divisor of head_dim ({contract.head_dim})")
-    else:
-        node["bv"].require_null()
-    capabilities = node["compute_capabilities"].items(lambda item: item.matching(_COMPUTE_CAPABILITY, "like '9.0'"))
-    if len(set(capabilities)) != len(capabilities):
-        raise node["compute_capabilities"].error("free of repetitions")
-    return Artifact(
-        kernel=kernel,
-        numerics=node["numerics"].string(),
-        bv=bv,
-        arch=node["arch"].matching(_ARCH, "like sm_90a"),
-        compute_capabilities=capabilities,
-        file=node["file"].matching(_FILE_NAME, "a plain file name ending in .cubin, without any folder"),
-        size=node["size"].integer(1),
-        sha256=node["sha256"].matching(_SHA256, "64 lower-case hexadecimal digits"),
-        entry=node["entry"].string(),
-        parameters=_parameters(node["parameters"]),
-        threads=node["threads"].integer(1, _MOST_THREADS),
-        units_per_cta=node["units_per_cta"].integer(1),
-        dynamic_shared_memory=node["dynamic_shared_memory"].integer(0),
-        static_shared_memory=node["static_shared_memory"].integer(0),
-        registers=node["registers"].integer(1, _MOST_REGISTERS),
-        least_driver=node["least_driver"].integer(_FIRST_DRIVER),
-        pdl=node["pdl"].boolean(),
-    )
-
-
-def _parameters(node: "_Node") -> tuple[Parameter, ...]:
-    def parameter(item: _Node) -> Parameter:
-        item.only("name", "type", "offset", "size")
-        kind = cast(ParameterType, item["type"].one_of(tuple(PARAMETER_BYTES)))
-        found = Parameter(
-            item["name"].string(), kind, item["offset"].integer(0, _PARAMETER_BYTES_LIMIT - 8), item["size"].integer(1)
-        )
-        if found.size != PARAMETER_BYTES[kind]:
-            raise item["size"].error(f"{PARAMETER_BYTES[kind]} for type {kind}")
-        return found
-
-    parameters = node.items(parameter)
-    end = 0
-    for found in parameters:
-        if found.offset < end or found.offset % found.size:
-            raise node.error(f"in ascending, aligned, non-overlapping order (see {found.name!r})")
-        end = found.offset + found.size
-    if len({found.name for found in parameters}) != len(parameters):
-        raise node.error("free of repeated names")
-    return parameters
-
-
-def _refuse_ambiguity(artifacts: tuple[Artifact, ...], source: str) -> None:
-    files: set[str] = set()
-    claims: dict[tuple[str, str, int | None, str], str] = {}
-    for artifact in artifacts:
-        if artifact.file in files:
-            raise ArtifactError(f"{source}: {artifact.file} is listed twice; reinstall the package")
-        files.add(artifact.file)
-        for capability in artifact.compute_capabilities:
-            claim = (artifact.kernel, artifact.numerics, artifact.bv, capability)
-            if claim in claims:
-                raise ArtifactError(
-                    f"{source}: {claims[claim]} and {artifact.file} both claim to be {artifact.kernel} "
-                    f"(numerics {artifact.numerics}, bv {artifact.bv}) for compute capability {capability}; "
-                    "reinstall the package"
-                )
-            claims[claim] = artifact.file
+    try:
+        return _read_manifest(raw)
+    except _Fault as fault:
+        raise ArtifactError(f"{source}: {fault}") from None
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -285,83 +126,271 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
+class _Fault(Exception):
+    """What is wrong with a value; each container around it adds the step that leads there (".name" or "[3]")."""
+
+    def __init__(self, trouble: str, path: str = "", remedy: str = "reinstall the package") -> None:
+        self.path = path
+        self._trouble = trouble
+        self._remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.path.removeprefix('.') or 'the manifest'} {self._trouble}; {self._remedy}"
+
+
+def _refusal(value: object, allowed: str, path: str = "") -> _Fault:
+    # reprlib: the nesting may be as deep as the JSON parser allows, which repr() does not survive.
+    return _Fault(f"is {reprlib.repr(value)}, but must be {allowed}", path)
+
+
+# A reader makes a part of the model from a JSON value, or raises `_Fault`.
 _T = TypeVar("_T")
+_Reader = Callable[[Any], _T]
 
 
-class _Node:
-    """A JSON value together with where it stands, so that every refusal can say so."""
+def _object(make: Callable[..., _T], **readers: _Reader[Any]) -> _Reader[_T]:
+    """Reads an object of exactly these fields, one after the other, and makes the model's part of them."""
 
-    def __init__(self, value: object, source: str, path: str) -> None:
-        self._value = value
-        self._source = source
-        self._path = path
+    def read(value: Any) -> _T:
+        if type(value) is not dict:
+            raise _refusal(value, "an object")
+        fields = {}
+        for name, reader in readers.items():
+            if name not in value:
+                raise _Fault(f"lacks {name!r}")
+            try:
+                fields[name] = reader(value[name])
+            except _Fault as fault:
+                fault.path = f".{name}{fault.path}"
+                raise
+        if len(value) != len(readers):
+            raise _Fault(f"has unknown fields {reprlib.repr(sorted(value.keys() - readers.keys()))}")
+        return make(**fields)
 
-    def error(self, allowed: str) -> ArtifactError:
-        # reprlib: the nesting may be as deep as the JSON parser allows, which repr() does not survive.
-        shown = reprlib.repr(self._value)
-        return ArtifactError(
-            f"{self._source}: {self._path or 'the manifest'} is {shown}, but must be {allowed}; reinstall the package"
-        )
+    return read
 
-    def _object(self) -> dict[str, object]:
-        if not isinstance(self._value, dict):
-            raise self.error("an object")
-        return self._value
 
-    def peek(self, name: str) -> "_Node":
-        fields = self._object()
-        if name not in fields:
-            raise ArtifactError(f"{self._source}: {self._path or 'the manifest'} lacks {name!r}; reinstall the package")
-        return _Node(fields[name], self._source, f"{self._path}.{name}" if self._path else name)
+def _list(reader: _Reader[_T]) -> _Reader[tuple[_T, ...]]:
+    """Reads a list that is not empty."""
 
-    __getitem__ = peek
+    def read(value: Any) -> tuple[_T, ...]:
+        if type(value) is not list or not value:
+            raise _refusal(value, "a list that is not empty")
+        items = []
+        for item in value:
+            try:
+                items.append(reader(item))
+            except _Fault as fault:
+                fault.path = f"[{len(items)}]{fault.path}"
+                raise
+        return tuple(items)
 
-    def only(self, *names: str) -> None:
-        for name in names:
-            self.peek(name)
-        extra = sorted(set(self._object()) - set(names))
-        if extra:
-            where = self._path or "the manifest"
-            raise ArtifactError(
-                f"{self._source}: {where} has unknown fields {reprlib.repr(extra)}; reinstall the package"
-            )
+    return read
 
-    def items(self, read: "Callable[[_Node], _T]") -> tuple[_T, ...]:
-        if not isinstance(self._value, list) or not self._value:
-            raise self.error("a list that is not empty")
-        return tuple(
-            read(_Node(item, self._source, f"{self._path}[{index}]")) for index, item in enumerate(self._value)
-        )
 
-    def string(self) -> str:
-        # isprintable refuses lone surrogates, which no encoding takes.
-        if not isinstance(self._value, str) or not self._value or not self._value.isprintable():
-            raise self.error("a non-empty string of printable characters")
-        return self._value
+def _string(value: Any) -> str:
+    # isprintable refuses lone surrogates, which no encoding takes.
+    if type(value) is not str or not value or not value.isprintable():
+        raise _refusal(value, "a non-empty string of printable characters")
+    return value
 
-    def matching(self, pattern: re.Pattern[str], allowed: str) -> str:
-        value = self.string()
-        if pattern.fullmatch(value) is None:
-            raise self.error(allowed)
-        return value
 
-    def one_of(self, allowed: tuple[str, ...]) -> str:
-        value = self.string()
-        if value not in allowed:
-            raise self.error(f"one of {', '.join(allowed)}")
-        return value
+def _matching(pattern: str, allowed: str) -> _Reader[str]:
+    matches = re.compile(pattern).fullmatch
 
-    def integer(self, least: int = 0, most: int = _INT32_MAX) -> int:
+    def read(value: Any) -> str:
+        text = _string(value)
+        if matches(text) is None:
+            raise _refusal(value, allowed)
+        return text
+
+    return read
+
+
+def _one_of(allowed: Collection[str]) -> _Reader[str]:
+    def read(value: Any) -> str:
+        text = _string(value)
+        if text not in allowed:
+            raise _refusal(value, f"one of {', '.join(allowed)}")
+        return text
+
+    return read
+
+
+def _integer(least: int, most: int = _INT32_MAX) -> _Reader[int]:
+    def read(value: Any) -> int:
         # bool is an int in Python, but true is no size.
-        if type(self._value) is not int or not least <= self._value <= most:
-            raise self.error(f"an integer from {least} to {most}")
-        return self._value
+        if type(value) is not int or not least <= value <= most:
+            raise _refusal(value, f"an integer from {least} to {most}")
+        return value
 
-    def boolean(self) -> bool:
-        if not isinstance(self._value, bool):
-            raise self.error("true or false")
-        return self._value
+    return read
 
-    def require_null(self) -> None:
-        if self._value is not None:
-            raise self.error("null")
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _refusal(value, "true or false")
+    return value
+
+
+_SIZE = _integer(1)
+_OFFSET = _integer(0)
+_SHA256 = _matching("[0-9a-f]{64}", "64 lower-case hexadecimal digits")
+
+
+def _schema_version(value: Any) -> int:
+    version = _OFFSET(value)
+    if version != SCHEMA_VERSION:
+        raise _Fault(
+            f"is {version}, but this package reads {SCHEMA_VERSION}",
+            remedy="install the package version that the artifacts were built for",
+        )
+    return version
+
+
+def _parameter(name: str, type: ParameterType, offset: int, size: int) -> Parameter:
+    if size != PARAMETER_BYTES[type]:
+        raise _refusal(size, f"{PARAMETER_BYTES[type]} for type {type}", ".size")
+    return Parameter(name, type, offset, size)
+
+
+_read_parameters = _list(
+    _object(
+        _parameter,
+        name=_string,
+        type=_one_of(PARAMETER_BYTES),
+        offset=_integer(0, _PARAMETER_BYTES_LIMIT - 8),
+        size=_SIZE,
+    )
+)
+
+
+def _parameters(value: Any) -> tuple[Parameter, ...]:
+    parameters = _read_parameters(value)
+    end = 0
+    for found in parameters:
+        if found.offset < end or found.offset % found.size:
+            raise _refusal(value, f"in ascending, aligned, non-overlapping order (see {found.name!r})")
+        end = found.offset + found.size
+    if len({found.name for found in parameters}) != len(parameters):
+        raise _refusal(value, "free of repeated names")
+    return parameters
+
+
+_read_capabilities = _list(_matching(r"[1-9][0-9]*\.[0-9]", "like '9.0'"))
+
+
+def _capabilities(value: Any) -> tuple[str, ...]:
+    capabilities = _read_capabilities(value)
+    if len(set(capabilities)) != len(capabilities):
+        raise _refusal(value, "free of repetitions")
+    return capabilities
+
+
+def _bv(value: Any) -> int | None:
+    return None if value is None else _SIZE(value)
+
+
+_read_artifact = _object(
+    Artifact,
+    kernel=_one_of(KERNELS),
+    numerics=_string,
+    bv=_bv,
+    arch=_matching("sm_[0-9]+[af]?", "like sm_90a"),
+    compute_capabilities=_capabilities,
+    file=_matching(r"[A-Za-z0-9][A-Za-z0-9._]*\.cubin", "a plain file name ending in .cubin, without any folder"),
+    size=_SIZE,
+    sha256=_SHA256,
+    entry=_string,
+    parameters=_parameters,
+    threads=_integer(1, _MOST_THREADS),
+    units_per_cta=_SIZE,
+    dynamic_shared_memory=_OFFSET,
+    static_shared_memory=_OFFSET,
+    registers=_integer(1, _MOST_REGISTERS),
+    least_driver=_integer(_FIRST_DRIVER),
+    pdl=_boolean,
+)
+
+
+def _record(bytes: int, fields: tuple[RecordField, ...]) -> Record:
+    for index, field in enumerate(fields):
+        path = f".fields[{index}]"
+        expected = DTYPE_BYTES[field.dtype]
+        for size in field.shape:
+            expected *= size
+            if expected > bytes:
+                raise _refusal(list(field.shape), f"inside the record's {bytes} bytes", f"{path}.shape")
+        if field.bytes != expected:
+            raise _refusal(field.bytes, f"{expected}, the size of {field.dtype}{list(field.shape)}", f"{path}.bytes")
+        if field.offset + field.bytes > bytes:
+            raise _refusal(field.offset, f"inside the record's {bytes} bytes with all of the field", f"{path}.offset")
+    return Record(bytes, fields)
+
+
+_read_field = _object(
+    RecordField,
+    name=_string,
+    offset=_OFFSET,
+    bytes=_SIZE,
+    dtype=_one_of(DTYPE_BYTES),
+    shape=_list(_SIZE),
+)
+
+
+def _contract(head_dim: int, chunk: int, workspace_alignment: int, record: Record) -> Contract:
+    if record.bytes % workspace_alignment:
+        allowed = f"a multiple of workspace_alignment ({workspace_alignment})"
+        raise _refusal(record.bytes, allowed, ".record.bytes")
+    return Contract(head_dim, chunk, workspace_alignment, record)
+
+
+def _manifest(contract: Contract, artifacts: tuple[Artifact, ...], **rest: Any) -> Manifest:
+    files: set[str] = set()
+    claims: dict[tuple[str, str, int | None, str], str] = {}
+    for index, artifact in enumerate(artifacts):
+        path = f".artifacts[{index}]"
+        if artifact.kernel == "prepare":
+            if artifact.bv is not None:
+                raise _refusal(artifact.bv, "null", f"{path}.bv")
+        elif artifact.bv is None or contract.head_dim % artifact.bv:
+            raise _refusal(artifact.bv, f"a divisor of head_dim ({contract.head_dim})", f"{path}.bv")
+        if artifact.file in files:
+            raise _Fault(f"is not the only one: {artifact.file} is listed twice", f"{path}.file")
+        files.add(artifact.file)
+        for capability in artifact.compute_capabilities:
+            claim = (artifact.kernel, artifact.numerics, artifact.bv, capability)
+            if claim in claims:
+                raise _Fault(
+                    f"is ambiguous: {claims[claim]} and {artifact.file} both claim to be {artifact.kernel} "
+                    f"(numerics {artifact.numerics}, bv {artifact.bv}) for compute capability {capability}",
+                    path,
+                )
+            claims[claim] = artifact.file
+    return Manifest(contract=contract, artifacts=artifacts, **rest)
+
+
+_read_manifest = _object(
+    _manifest,
+    # First: another schema's fields are not ours to judge.
+    schema_version=_schema_version,
+    package_version=_matching(r"[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+]*", "a version like 1.2.3"),
+    source_digest=_SHA256,
+    toolchain=_object(
+        Toolchain,
+        dsl=_string,
+        dsl_version=_string,
+        flavour=_string,
+        ptxas_version=_matching(r"[0-9]+\.[0-9]+\.[0-9]+", "a version like 1.2.3"),
+        options=_list(_string),
+    ),
+    build_command=_string,
+    contract=_object(
+        _contract,
+        head_dim=_SIZE,
+        chunk=_SIZE,
+        workspace_alignment=_SIZE,
+        record=_object(_record, bytes=_SIZE, fields=_list(_read_field)),
+    ),
+    artifacts=_list(_read_artifact),
+)

@@ -1,6 +1,6 @@
 """Which compiled kernel a device gets. Pure: every fact about the system is an argument."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flashkda.errors import DriverError, FlashKDAError, NoArtifactError
 from flashkda.manifest import Artifact, Manifest
@@ -8,8 +8,7 @@ from flashkda.manifest import Artifact, Manifest
 DEFAULT_NUMERICS = "flashkda"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What is looked for: a kernel variant for a device. `driver_version` counts as cuDriverGetVersion does."""
 
     kernel: str
@@ -23,8 +22,7 @@ class Request:
         return f"{variant} on compute capability {self.compute_capability}, driver {cuda_version(self.driver_version)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A candidate and every reason against it; `only_driver`: a newer driver alone would make it fit."""
 
     artifact: Artifact
@@ -32,15 +30,13 @@ class Refusal:
     only_driver: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """The one artifact that fits."""
 
     artifact: Artifact
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """Nothing fits; `refusals` has every artifact of the kernel asked for."""
 
     request: Request
@@ -95,8 +91,7 @@ def listed_bvs(manifest: Manifest, numerics: str) -> tuple[int, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Variants:
+class Variants(NamedTuple):
     """Everything one device can run: the prepare kernel and the recurrence kernels by BV, ascending."""
 
     prepare: Artifact

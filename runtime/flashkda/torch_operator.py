@@ -16,7 +16,9 @@ _library = torch.library.Library("flashkda", "DEF")
 _library.define(
     "fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor(a!) out, Tensor A_log, "
     "Tensor dt_bias, float lower_bound, Tensor? initial_state=None, Tensor(b!)? final_state=None, "
-    "Tensor? cu_seqlens=None, *, Tensor(c!)? workspace=None, int? bv=None) -> ()",
+    "Tensor? cu_seqlens=None, *, Tensor(c!)? workspace=None, int? bv=None, Tensor? state_indices=None, "
+    "Tensor? has_initial_state=None, Tensor(d!)? checkpoints=None, Tensor? checkpoint_cu_starts=None, "
+    "int? checkpoint_every=None) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -38,9 +40,17 @@ def _launch(
     *,
     workspace: Tensor | None = None,
     bv: int | None = None,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    checkpoints: Tensor | None = None,
+    checkpoint_cu_starts: Tensor | None = None,
+    checkpoint_every: int | None = None,
 ) -> None:
-    tensors = (q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens, workspace)
-    run(tensors, scale, lower_bound, bv)
+    tensors = (
+        q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens, workspace,
+        state_indices, has_initial_state, checkpoints, checkpoint_cu_starts,
+    )  # fmt: skip
+    run(tensors, scale, lower_bound, bv, checkpoint_every)
 
 
 def _trace(*arguments: object, **named: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import flashkda
 from flashkda.goldens.cases import CHUNK, HEAD_DIM
-from flashkda.goldens.record import stored_order
+from flashkda.goldens.record import plain_shape, stored_order
 from flashkda.goldens.run import same_bits
 from flashkda.manifest import Record
 
@@ -19,6 +20,8 @@ StateDtype = Literal["none", "bf16", "fp32"]
 STATE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 #: Bytes that no call may keep or touch: out and states are prefilled with it, guard bands consist of it.
 FILL = 0xA5
+#: What `make_tensors` makes, in the order of `flashkda.fwd`.
+NAMES = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
 _FIELD_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _PAST_END = ("q_decayed", "mqk")
 
@@ -155,6 +158,11 @@ def filled(size: int, device: torch.device) -> Tensor:
     return torch.full((size,), FILL, dtype=torch.uint8, device=device)
 
 
+def workspace_of(shape: Shape, device: torch.device) -> Tensor:
+    """A prefilled workspace of the size that the package asks for."""
+    return filled(flashkda.workspace_size(shape.B * shape.T, shape.H, len(shape.sequences)), device)
+
+
 def make_out(shape: Shape, device: torch.device) -> Tensor:
     """A prefilled out in the shape's layout."""
     gap = 40 if shape.fused else 0
@@ -162,6 +170,11 @@ def make_out(shape: Shape, device: torch.device) -> Tensor:
     base = filled(rows * (shape.H * HEAD_DIM + gap) * 2, device).view(torch.bfloat16)
     strides = (shape.H * HEAD_DIM + gap) * shape.T, shape.H * HEAD_DIM + gap, HEAD_DIM, 1
     return base.as_strided((shape.B, shape.T, shape.H, HEAD_DIM), strides)
+
+
+def arguments(shape: Shape, tensors: dict[str, Tensor | None], **more: object) -> dict[str, object]:
+    """The keywords of `flashkda.fwd` that the shape's tensors and numbers give, and `more` over them."""
+    return {name: tensors[name] for name in NAMES} | {"scale": shape.scale, "lower_bound": shape.lower_bound} | more
 
 
 def call(
@@ -176,13 +189,9 @@ def call(
         final.copy_(initial)
         initial = final
     if workspace is None:
-        size = flashkda.workspace_size(shape.B * shape.T, shape.H, len(shape.sequences))
-        workspace = filled(size, q.device)
-    flashkda.fwd(
-        q, tensors["k"], tensors["v"], tensors["g"], tensors["beta"], shape.scale, out, tensors["A_log"],
-        tensors["dt_bias"], shape.lower_bound, initial_state=initial, final_state=final,
-        cu_seqlens=tensors["cu_seqlens"], workspace=workspace, bv=bv,
-    )  # fmt: skip
+        workspace = workspace_of(shape, q.device)
+    results = {"out": out, "initial_state": initial, "final_state": final, "workspace": workspace}
+    flashkda.fwd(**arguments(shape, tensors, **results, bv=bv))
     return Written(out, final, workspace)
 
 
@@ -201,9 +210,9 @@ def workspace_arrays(shape: Shape, raw: Tensor, record: Record) -> dict[str, Ten
     for field in record.fields:
         order = torch.from_numpy(stored_order(field.name, field.shape)).to(raw.device)
         stored = rows[:, field.offset : field.offset + field.bytes].contiguous().view(_FIELD_DTYPES[field.dtype])
-        plain = torch.empty_like(stored)
+        plain = stored.new_zeros(len(stored), math.prod(plain_shape(field.name, field.shape)))
         plain[:, order] = stored
-        arrays[field.name] = plain.view(shape.H, shape.tiles, *field.shape)
+        arrays[field.name] = plain.view(shape.H, shape.tiles, *plain_shape(field.name, field.shape))
     return arrays
 
 

@@ -5,7 +5,8 @@
 and the same with racecheck and synccheck; with initcheck and the argument `--well-formed`, which leaves out wrong
 cu_seqlens: they let a sequence read records that no tile's owner wrote (in bounds; its result is documented as
 unspecified). Without the allocator's cache every tensor is an allocation of its own, so that an access past it is seen.
-Outputs are not prefilled, so that initcheck sees a read of what was never written. Exits with 1 if two BV differ.
+Outputs, and slots that no sequence resumes from, are not prefilled, so that initcheck sees a read of what was never
+written. Exits with 1 if two BV differ.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 
 import torch
 from calls import STATE_DTYPES, Shape, make_tensors
+from state_calls import StateCall, make
 
 import flashkda
 from flashkda.artifacts import installed
@@ -34,6 +36,22 @@ SHAPES = (
     Shape(T=60, H=1, cu_seqlens=tuple(range(0, 61, 1)), final="fp32"),
     Shape(T=300, H=2, in_place=True),
 )
+_PACKED = Shape(T=100, H=2, cu_seqlens=(3, 20, 20, 61, 90), initial="fp32", final="bf16")
+STATE_CALLS = (
+    StateCall(_PACKED, state_indices=(4, 0, 2, 5), slots=(6, 7), gap=8),
+    StateCall(
+        Shape(T=33, H=1, B=4, in_place=True), state_indices=(2, -1, 3, 9), index_dtype=torch.int64, slots=(4, 4),
+        has_initial_state=(False, True, True, True),
+    ),
+    StateCall(_PACKED, has_initial_state=(True, False, True, False)),
+    StateCall(_PACKED, checkpoint_every=16, checkpoint_cu_starts=(0, 2, 2, 5, 7), capacity=6),
+    StateCall(Shape(T=70, H=2, B=2, initial="none", final="none"), checkpoint_every=32, capacity=6),
+    StateCall(
+        Shape(T=100, H=1, cu_seqlens=(0, 40, 70, 100), initial="fp32", final="fp32", in_place=True),
+        state_indices=(1, -1, 0), slots=(2, 2), has_initial_state=(True, True, False), checkpoint_every=16,
+        checkpoint_dtype="fp32", checkpoint_cu_starts=(0, 3, 5, 7), starts_dtype=torch.int32, capacity=7,
+    ),
+)  # fmt: skip
 WRONG_CU_SEQLENS = ((0, 60, 20, 90), (-30, 10, 40, 90), (0, 40, 90, 5000), (90, 60, 30, 0), (2**40, -(2**40), 7, 9))
 
 
@@ -58,6 +76,23 @@ def run(shape: Shape, tensors, bv: int | None):
     return out, final
 
 
+def run_state_call(case: StateCall, device: torch.device, bv: int | None):
+    """All that one call owes: out of its live sequences, their final slots, and the checkpoint rows, one after another.
+
+    Nothing else is looked at, as nobody may have written it.
+    """
+    made = make(case, device, fill=None, guard=0)
+    bytes_needed = case.shape.H * case.shape.tiles * installed().manifest.contract.record.bytes
+    workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=device)
+    flashkda.fwd(**made.arguments, workspace=workspace, bv=bv)
+    torch.cuda.synchronize(device)
+    out = made.arguments["out"].view(-1, case.shape.H, HEAD_DIM)
+    owed = [out[start:end] for start, end in (case.shape.sequences[n] for n in case.live)]
+    if "final_state" in made.pools:
+        owed += [made.pools["final_state"].slots[slot] for slot in case.slots_of(case.live)]
+    return owed + [made.pools["checkpoints"].slots[row] for _, _, row in case.checkpoint_rows]
+
+
 def main() -> int:
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
         print("set PYTORCH_NO_CUDA_MEMORY_CACHING=1, or accesses past a tensor stay hidden in the allocator's blocks")
@@ -75,6 +110,12 @@ def main() -> int:
             same = same_bits(*rows) and (final is None or same_bits(final, other_final))
             wrong += not same
             print(f"{shape} bv={bv}: {'ok' if same else 'DIFFERS'}", flush=True)
+    for number, case in enumerate(STATE_CALLS):
+        first = run_state_call(case, device, None)
+        for bv in variants:
+            same = all(map(same_bits, first, run_state_call(case, device, bv)))
+            wrong += not same
+            print(f"state call {number} bv={bv}: {'ok' if same else 'DIFFERS'}", flush=True)
     shape = Shape(T=90, H=2, cu_seqlens=(0, 30, 61, 90), seed=9)
     tensors = make_tensors(shape, device)
     for cu_seqlens in () if "--well-formed" in sys.argv[1:] else WRONG_CU_SEQLENS:

@@ -177,33 +177,6 @@ def test_neighbours_of_strided_results_stay_as_they_were(device, record) -> None
     assert untouched(pool[:, 1])
 
 
-def test_offsets_past_2_31_in_small_tensors(device, record, all_bv) -> None:
-    tokens, stride = 20, 1 << 27
-    needed = 2 * (tokens * stride * 2 + (1 << 30))
-    if torch.cuda.mem_get_info(device)[0] < needed:
-        pytest.skip(f"needs {needed >> 30} GiB of free device memory")
-    shape = Shape(T=tokens, H=1)
-    tensors = make_tensors(shape, device)
-    expected = call(shape, tensors, record, None)
-    far = dict(tensors)
-    base = torch.empty(tokens * stride, dtype=torch.bfloat16, device=device)
-    for index, name in enumerate(("q", "k", "v", "g", "beta")):
-        width = tensors[name].shape[3] if name != "beta" else 1
-        size = (1, tokens, 1, width) if name != "beta" else (1, tokens, 1)
-        far[name] = base.as_strided(size, (0, stride, width, 1)[: len(size)], 4096 * index)
-        far[name].copy_(tensors[name])
-    out = torch.empty(tokens * stride, dtype=torch.bfloat16, device=device)
-    out = out.as_strided((1, tokens, 1, HEAD_DIM), (0, stride, HEAD_DIM, 1))
-    for bv in all_bv:
-        final = torch.empty_like(expected.final_state)
-        flashkda.fwd(
-            *(far[name] for name in ("q", "k", "v", "g", "beta")), shape.scale, out, far["A_log"], far["dt_bias"],
-            shape.lower_bound, initial_state=far["initial_state"], final_state=final, bv=bv,
-        )  # fmt: skip
-        assert same_bits(out, expected.out)
-        assert same_bits(final, expected.final_state)
-
-
 def bad_calls(tensors):
     """Arguments that must be refused: name, changes to a good call."""
     yield "q", {"q": tensors["q"].float()}

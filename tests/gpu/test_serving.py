@@ -9,7 +9,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calls import FILL, STATE_DTYPES, Shape, Written, assert_same, call, draw_shape, filled, make_tensors  # noqa: E402
+from calls import (  # noqa: E402
+    FILL,
+    NAMES,
+    STATE_DTYPES,
+    Shape,
+    Written,
+    arguments,
+    assert_same,
+    call,
+    draw_shape,
+    filled,
+    make_tensors,
+    workspace_of,
+)
+from state_calls import StateCall, assert_written, expected, make  # noqa: E402
 
 import flashkda  # noqa: E402
 from flashkda.goldens.cases import HEAD_DIM  # noqa: E402
@@ -19,13 +33,11 @@ pytestmark = pytest.mark.gpu
 
 PACKED = Shape(T=90, H=3, cu_seqlens=(0, 21, 21, 68, 90), seed=21)
 FIXED = Shape(T=50, H=2, B=2, initial="none", final="fp32", seed=22)
-NAMES = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
+POOLED = StateCall(
+    PACKED, state_indices=(3, 0, -1, 4), slots=(5, 5), has_initial_state=(True, False, True, True),
+    checkpoint_every=16, checkpoint_cu_starts=(0, 2, 2, 5, 7), capacity=7,
+)  # fmt: skip
 GUARD = 1024
-
-
-def arguments(shape: Shape, tensors, **more):
-    """The keywords of `flashkda.fwd` that the shape's tensors and numbers give."""
-    return {name: tensors[name] for name in NAMES} | {"scale": shape.scale, "lower_bound": shape.lower_bound} | more
 
 
 def results(shape: Shape, tensors, **more):
@@ -39,10 +51,6 @@ def results(shape: Shape, tensors, **more):
 
 def written(given) -> Written:
     return Written(given["out"], given["final_state"], given.get("workspace"))
-
-
-def workspace_of(shape: Shape, device) -> torch.Tensor:
-    return filled(flashkda.workspace_size(shape.B * shape.T, shape.H, len(shape.sequences)), device)
 
 
 # --- torch.compile and the operator --------------------------------------------------------------
@@ -64,6 +72,12 @@ def test_opcheck_passes_with_a_state_updated_in_place(device) -> None:
 
     given = results(PACKED, make_tensors(PACKED, device))
     torch.library.opcheck(fwd.default, (), given | {"initial_state": given["final_state"]})
+
+
+def test_opcheck_passes_with_pools_and_checkpoints(device) -> None:
+    from flashkda.torch_operator import fwd
+
+    torch.library.opcheck(fwd.default, (), make(POOLED, device).arguments)
 
 
 def needs(backend: str) -> None:
@@ -127,6 +141,18 @@ def test_a_compiled_call_updates_a_state_in_place(backend: str, device) -> None:
             flashkda.fwd(**eager)
             call_compiled(**compiled)
             assert_same(written(compiled), written(eager))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_call_updates_a_pool_in_place(backend: str, device, record) -> None:
+    needs(backend)
+    torch.compiler.reset()
+    case = replace(POOLED, shape=replace(PACKED, in_place=True))
+    given = make(case, device)
+    wanted = expected(case, given, record)
+    with torch.no_grad():
+        torch.compile(flashkda.fwd, fullgraph=True, backend=backend)(**given.arguments)
+    assert_written(given, wanted)
 
 
 def test_the_functional_form_equals_the_call_eager_and_compiled_over_lengths(device) -> None:

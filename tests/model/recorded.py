@@ -30,15 +30,15 @@ WORKSPACE = ("k_decayed", "q_decayed", "k_restored", "g_total", "inv", "mqk")
 
 #: The workspace record as the kernels lay it out (the manifest says the same of the compiled ones).
 RECORD = RecordLayout(
-    13856,
+    13600,
     (
         RecordField("k_decayed", 0, 4096, "bf16", (CHUNK, HEAD_DIM)),
         RecordField("q_decayed", 4096, 4096, "bf16", (CHUNK, HEAD_DIM)),
         RecordField("k_restored", 8192, 4096, "bf16", (CHUNK, HEAD_DIM)),
         RecordField("g_total", 12288, 512, "fp32", (HEAD_DIM,)),
-        RecordField("inv", 12800, 512, "bf16", (CHUNK, CHUNK)),
-        RecordField("mqk", 13312, 512, "bf16", (CHUNK, CHUNK)),
-        RecordField("beta_sigmoid", 13824, 32, "bf16", (CHUNK,)),
+        RecordField("inv", 12800, 384, "bf16", (3, 8, 8)),
+        RecordField("mqk", 13184, 384, "bf16", (3, 8, 8)),
+        RecordField("beta_sigmoid", 13568, 32, "bf16", (CHUNK,)),
     ),
 )
 

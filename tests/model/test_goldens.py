@@ -13,7 +13,7 @@ from recorded import RECORD
 from flashkda.goldens.cases import CASES, CHUNK, Case, case_named
 from flashkda.goldens.digests import load_digests, sha256
 from flashkda.goldens.inputs import inputs_sha256, make_inputs
-from flashkda.goldens.record import as_recorded, decode_records, encode_records, tile_bases
+from flashkda.goldens.record import as_recorded, decode_records, encode_records, plain_shape, tile_bases
 
 
 def test_there_are_sixty_cases_each_with_digests() -> None:
@@ -55,7 +55,7 @@ def test_records_in_the_kernels_layout_come_back_as_recorded(name: str) -> None:
     for field in RECORD.fields:
         dtype = np.uint32 if field.dtype == "fp32" else np.uint16
         # Tiles of no sequence, and rows past a sequence's end, hold anything at all.
-        ours[field.name] = np.full((case.H, tiles, *field.shape), 0x1234, dtype=dtype)
+        ours[field.name] = np.full((case.H, tiles, *plain_shape(field.name, field.shape)), 0x1234, dtype=dtype)
     for field in recorded.WORKSPACE:
         first = 0
         for base, (start, end) in zip(bases, case.sequences, strict=True):
@@ -75,19 +75,25 @@ def test_record_positions_are_those_of_the_mma_fragments() -> None:
     raw = np.zeros(RECORD.bytes, dtype=np.uint8)
     words = raw.view(np.uint16)
 
-    def stored(field: str, m: int, lane: int, r: int, e: int) -> tuple[int, ...]:
+    def stored(field: str, byte: int) -> tuple[int, ...]:
         words[:] = 0
         offset = next(entry.offset for entry in RECORD.fields if entry.name == field)
-        words[(offset + m * 512 + lane * 16 + r * 4 + e * 2) // 2] = 1
+        words[(offset + byte) // 2] = 1
         where = np.argwhere(decode_records(raw, RECORD)[field][0])
         assert len(where) == 1
         return tuple(int(index) for index in where[0])
 
-    assert stored("k_decayed", 3, 4 * 5 + 2, 3, 1) == (5 + 8, 16 * 3 + 4 * 2 + 2 + 1)
-    assert stored("q_decayed", 0, 4 * 1 + 3, 0, 1) == (1, 4 * 3 + 1)
-    assert stored("k_restored", 7, 4 * 5 + 2, 3, 0) == (2 * 2 + 8, 16 * 7 + 4 * 2 + 2 + 1)
-    assert stored("inv", 0, 4 * 6 + 1, 2, 1) == (6 + 8, 2 + 1)
-    assert stored("mqk", 0, 4 * 6 + 1, 1, 0) == (6, 2 + 8)
+    # block m, lane 4a + t, word r, half e
+    def matrix(m: int, lane: int, r: int, e: int) -> int:
+        return m * 512 + lane * 16 + r * 4 + e * 2
+
+    assert stored("k_decayed", matrix(3, 4 * 5 + 2, 3, 1)) == (5 + 8, 16 * 3 + 4 * 2 + 2 + 1)
+    assert stored("q_decayed", matrix(0, 4 * 1 + 3, 0, 1)) == (1, 4 * 3 + 1)
+    assert stored("k_restored", matrix(7, 4 * 5 + 2, 3, 0)) == (2 * 2 + 8, 16 * 7 + 4 * 2 + 2 + 1)
+    # the lower blocks, 8 bytes a lane, then the corner, 4 bytes a lane
+    assert stored("inv", (4 * 6 + 1) * 8 + 2) == (6 + 8, 2 + 1)
+    assert stored("mqk", (4 * 6 + 1) * 8 + 4) == (6 + 8, 2 + 8)
+    assert stored("mqk", 256 + (4 * 6 + 1) * 4) == (6, 2)
     words[:] = 0
     words[RECORD.fields[6].offset // 2 + 4 * 3 + 2 * 1 + 1] = 1
     assert int(decode_records(raw, RECORD)["beta_sigmoid"][0].argmax()) == 2 * 3 + 1 + 8

@@ -60,6 +60,11 @@ def test_nothing_in_it_is_a_test_a_cache_or_a_path_of_the_builder(files: dict[st
     assert not [name for name, data in files.items() if root in data]
 
 
+def test_flash_kda_lies_only_where_it_is_asked_for(files: dict[str, bytes]) -> None:
+    named = {name for name in files if "flash_kda" in (Path(name).stem, *Path(name).parts)}
+    assert named == {"flashkda/as_flash_kda/flash_kda.py"}
+
+
 def test_its_record_lists_every_file_with_its_digest(files: dict[str, bytes]) -> None:
     rows = list(csv.reader(io.StringIO(metadata(files, "RECORD").decode())))
     assert {row[0] for row in rows} == set(files)

@@ -22,7 +22,7 @@ BVS = (32, 64, 128)
 STRIDES = {
     "prepare": [f"{name}_stride_{dim}" for name in ("q", "k", "g", "beta") for dim in "bth"],
     "recurrence": [f"{name}_stride_{dim}" for name in ("v", "out") for dim in "bth"]
-    + ["initial_stride_n", "final_stride_n"],
+    + ["initial_stride_n", "final_stride_n", "checkpoint_stride_n"],
 }
 SIZES = ["seqlen", "num_seqs", "num_heads", "total_tiles", "cu_seqlens_is_int64"]
 RECORD = {
@@ -30,9 +30,9 @@ RECORD = {
     "q_decayed": (4096, "bf16", [16, 128]),
     "k_restored": (8192, "bf16", [16, 128]),
     "g_total": (12288, "fp32", [128]),
-    "inv": (12800, "bf16", [16, 16]),
-    "mqk": (13312, "bf16", [16, 16]),
-    "beta_sigmoid": (13824, "bf16", [16]),
+    "inv": (12800, "bf16", [3, 8, 8]),
+    "mqk": (13184, "bf16", [3, 8, 8]),
+    "beta_sigmoid": (13568, "bf16", [16]),
 }
 
 
@@ -40,7 +40,9 @@ def kernel_parameters(kernel: str) -> list[dict[str, Any]]:
     pointers = PREPARE_POINTERS if kernel == "prepare" else RECURRENCE_POINTERS
     tail = [("scale", "f32"), ("gate_scale", "f32")]
     if kernel == "recurrence":
-        tail = [("initial_dtype", "i32"), ("final_dtype", "i32")]
+        names = ("initial_dtype", "final_dtype", "state_indices_is_int64", "num_slots", "checkpoint_dtype")
+        names += ("num_checkpoints", "checkpoint_chunks", "checkpoint_starts_is_int64")
+        tail = [(name, "i32") for name in names]
     typed = [(name, "pointer") for name in pointers] + [(name, "i64") for name in STRIDES[kernel]]
     typed += [(name, "i32") for name in SIZES] + tail
     offset, found = 0, []
@@ -117,7 +119,7 @@ def make_manifest() -> dict[str, Any]:
             "head_dim": 128,
             "chunk": 16,
             "workspace_alignment": 16,
-            "record": {"bytes": 13856, "fields": fields},
+            "record": {"bytes": 13600, "fields": fields},
         },
         "artifacts": found,
     }
@@ -178,7 +180,7 @@ def fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(kernels, "_devices", {})
     monkeypatch.setattr(kernels, "_loaded", {})
     monkeypatch.setattr(api, "_calls", {})
-    monkeypatch.setattr(api, "_latest", ((), None))
+    monkeypatch.setattr(api, "_recent", ())
     yield
     artifacts.installed.cache_clear()
     driver.get_driver.cache_clear()
@@ -331,9 +333,12 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         def data_ptr(self) -> int:
             return super().data_ptr() if self.address is None else self.address
 
+    class OnSecond(OnCuda):
+        # A class of its own: torch's C++ looks at a tensor's type, not at what it claims.
+        ordinal = 1
+
     def make(tensor: Any, ordinal: int = 0, address: int | None = None) -> Any:
-        claimed = tensor.as_subclass(OnCuda)
-        claimed.ordinal = ordinal
+        claimed = tensor.as_subclass(OnCuda if ordinal == 0 else OnSecond)
         claimed.address = address
         return claimed
 

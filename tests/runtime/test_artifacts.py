@@ -72,6 +72,25 @@ def test_a_link_out_of_the_folder_is_refused_even_with_the_right_bytes(folder: A
     assert "outside the folder" in read_error(folder)
 
 
+def test_a_link_within_the_folder_is_fine(folder: ArtifactFolder) -> None:
+    data = (folder.path / FILE).read_bytes()
+    os.rename(folder.path / FILE, folder.path / "moved.cubin")
+    (folder.path / FILE).symlink_to("moved.cubin")
+    assert folder.read(folder.manifest.artifacts[0]) == data
+
+
+def test_a_link_to_itself_is_refused(folder: ArtifactFolder) -> None:
+    (folder.path / FILE).unlink()
+    (folder.path / FILE).symlink_to(FILE)
+    assert "cannot be read" in read_error(folder)
+
+
+def test_a_link_to_nothing_is_refused(folder: ArtifactFolder) -> None:
+    (folder.path / FILE).unlink()
+    (folder.path / FILE).symlink_to("nothing.cubin")
+    assert "missing" in read_error(folder)
+
+
 def test_a_linked_folder_is_fine(folder: ArtifactFolder, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folder.path)
     linked = open_folder(tmp_path / "link", True)

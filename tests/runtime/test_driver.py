@@ -2,13 +2,13 @@
 
 import ctypes
 import struct
-from dataclasses import replace
+import threading
 from typing import Any
 
 import pytest
 
 from flashkda import driver
-from flashkda.driver import Driver, get_driver
+from flashkda.driver import Driver, Kernel, get_driver
 from flashkda.errors import DriverError
 from flashkda.manifest import Manifest
 
@@ -46,14 +46,14 @@ def test_the_real_bindings_take_the_launch_configuration(manifest: Manifest, cud
     bindings = pytest.importorskip("cuda.bindings.driver")
     shell = object.__new__(Driver)
     shell.bindings = bindings
-    artifact = replace(manifest.artifacts[1], dynamic_shared_memory=98432)
-    block = driver._ThreadBlock(shell, artifact, True)
+    artifact = manifest.artifacts[1]._replace(dynamic_shared_memory=98432)
+    block = driver._Block(shell, artifact, True)
     block.config.gridDimX = 12
     block.config.hStream = driver.LEGACY_STREAM
     assert int(block.config.hStream) == 1
     assert (block.config.blockDimX, block.config.sharedMemBytes, block.config.numAttrs) == (160, 98432, 1)
     assert block.config.attrs[0].value.programmaticStreamSerializationAllowed == 1
-    assert driver._ThreadBlock(shell, artifact, False).config.numAttrs == 0
+    assert driver._Block(shell, artifact, False).config.numAttrs == 0
     struct.pack_into("<i", block.values, artifact.parameters[-1].offset, 2)
     last = ctypes.c_void_p.from_address(block.addresses + 8 * (len(artifact.parameters) - 1)).value
     assert last is not None and ctypes.c_int32.from_address(last).value == 2
@@ -64,3 +64,74 @@ def test_the_real_bindings_take_the_launch_configuration(manifest: Manifest, cud
         "cuKernelGetFunction", "cuFuncLoad", "cuLaunchKernelEx", "CUfunction",
     ):  # fmt: skip
         assert hasattr(bindings, name), name
+
+
+@pytest.fixture
+def kernel(manifest: Manifest, cubins: dict[str, bytes], cuda: Any) -> Kernel:
+    artifact = manifest.artifacts[0]
+    return Kernel(get_driver(), artifact, cubins[artifact.file])
+
+
+def block_of(manifest: Manifest, seqlen: int) -> tuple[bytes, int]:
+    """A parameter block of the prepare kernel with this sequence length, and how many pointers lead it."""
+    parameters = manifest.artifacts[0].parameters
+    block = bytearray(parameters[-1].offset + parameters[-1].size)
+    (at,) = (found.offset for found in parameters if found.name == "seqlen")
+    struct.pack_into("<i", block, at, seqlen)
+    return bytes(block), sum(found.type == "pointer" for found in parameters)
+
+
+def test_each_launch_has_its_own_parameters_pointers_grid_and_stream(
+    manifest: Manifest, kernel: Kernel, cuda: Any
+) -> None:
+    first, count = block_of(manifest, 100)
+    second, _ = block_of(manifest, 200)
+    low, high = tuple(range(16, 16 * count + 1, 16)), tuple(range(4096, 4096 + count))
+    calls = [
+        (1, 7, first, low, False), (1, 7, first, low, False), (1, 7, first, high, False), (1, 7, second, high, False),
+        (2, 7, second, high, False), (2, 8, second, high, False), (2, 8, second, high, True),
+        (2, 8, first, low, True), (1, 7, first, low, False),
+    ]  # fmt: skip
+    for call in calls:
+        kernel.launch(*call)
+    seen = [
+        (
+            launch.config["gridDimX"], launch.config["hStream"], launch.values["seqlen"],
+            tuple(launch.values.values())[:count], "attrs" in launch.config,
+        )
+        for launch in cuda.launches
+    ]  # fmt: skip
+    assert seen == [
+        (grid, stream, 100 if parameters is first else 200, pointers, overlap)
+        for grid, stream, parameters, pointers, overlap in calls
+    ]
+
+
+def test_a_launch_after_pointers_that_fit_no_parameter_is_right(manifest: Manifest, kernel: Kernel, cuda: Any) -> None:
+    parameters, count = block_of(manifest, 100)
+    pointers = tuple(range(16, 16 + count))
+    kernel.launch(1, 7, parameters, pointers, False)
+    with pytest.raises(struct.error):
+        kernel.launch(1, 7, parameters, (*pointers[:-1], -1), False)
+    kernel.launch(1, 7, parameters, pointers, False)
+    assert [tuple(launch.values.values())[:count] for launch in cuda.launches] == [pointers, pointers]
+
+
+def test_each_thread_has_its_own_parameter_block(manifest: Manifest, kernel: Kernel, cuda: Any) -> None:
+    parameters, count = block_of(manifest, 100)
+    addresses: list[int] = []
+    launch = kernel._launch
+    kernel._launch = lambda *arguments: (addresses.append(arguments[2]), launch(*arguments))[1]
+    threads = [
+        threading.Thread(target=kernel.launch, args=(1, 7, parameters, (pointer,) * count, False))
+        for pointer in (16, 32)
+    ]
+    kernel.launch(1, 7, parameters, (48,) * count, False)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kernel.launch(1, 7, parameters, (48,) * count, False)
+    assert sorted(launched.values["q"] for launched in cuda.launches) == [16, 32, 48, 48]
+    assert addresses[0] == addresses[3]
+    assert addresses[0] not in addresses[1:3]

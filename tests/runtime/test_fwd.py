@@ -1,10 +1,12 @@
 """`flashkda.fwd` on made-up devices: what it refuses, what it launches, and how it leaves the caller's context."""
 
+import gc
 import logging
 import pickle
 import re
 import struct
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,27 @@ def arguments(on_cuda: Callable[..., Any], artifact_folder: Path) -> Callable[..
 def state(on_cuda: Callable[..., Any]) -> Callable[..., Any]:
     def make(sequences: int = 1, heads: int = 2, dtype: Any = torch.float32, ordinal: int = 0) -> Any:
         return on_cuda(torch.zeros(sequences, heads, 128, 128, dtype=dtype), ordinal)
+
+    return make
+
+
+@pytest.fixture
+def pools(on_cuda: Callable[..., Any]) -> Callable[..., Arguments]:
+    """State pools and checkpoints of a packed call, in full; `rows` of each."""
+
+    def make(sequences: int = 3, heads: int = 2, rows: int = 5) -> Arguments:
+        def states(count: int, dtype: Any) -> Any:
+            return on_cuda(torch.zeros(count, heads, 128, 128, dtype=dtype))
+
+        return {
+            "initial_state": states(rows, torch.bfloat16),
+            "final_state": states(rows + 1, torch.float32),
+            "state_indices": on_cuda(torch.zeros(sequences, dtype=torch.int32)),
+            "has_initial_state": on_cuda(torch.zeros(sequences, dtype=torch.bool)),
+            "checkpoints": states(rows + 2, torch.float32),
+            "checkpoint_cu_starts": on_cuda(torch.zeros(sequences + 1, dtype=torch.int64)),
+            "checkpoint_every": 64,
+        }
 
     return make
 
@@ -261,13 +284,13 @@ def test_a_state_of_another_dtype_in_the_same_memory_is_refused(
         (lambda size: torch.zeros(size, dtype=torch.int8), "uint8"),
         (lambda size: torch.zeros(1, size, dtype=torch.uint8), "1-D"),
         (lambda size: torch.zeros(2 * size, dtype=torch.uint8)[::2], "contiguous"),
-        (lambda size: torch.zeros(size - 13857, dtype=torch.uint8), f"at least {3 * 2 * 13856} bytes"),
+        (lambda size: torch.zeros(size - 13601, dtype=torch.uint8), f"at least {3 * 2 * 13600} bytes"),
     ],
 )
 def test_a_wrong_workspace_is_refused(
     arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any, make: Callable[[int], Any], says: str
 ) -> None:
-    size = 3 * 2 * 13856
+    size = 3 * 2 * 13600
     error = refusal(arguments() | {"workspace": on_cuda(make(size))})
     assert error.argument == "workspace" and says in error.allowed
 
@@ -278,6 +301,113 @@ def test_a_misaligned_workspace_is_refused(
     memory = torch.zeros(100000, dtype=torch.uint8)
     error = refusal(arguments() | {"workspace": on_cuda(memory, address=memory.data_ptr() + 4)})
     assert (error.argument, error.allowed) == ("workspace", "16-byte aligned")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("state_indices", lambda t: t.to(torch.int16), "int32 or int64"),
+        ("state_indices", lambda t: t[:2], "[3] ([N])"),
+        ("state_indices", lambda t: t[:, None], "[3] ([N])"),
+        ("state_indices", lambda t: t.repeat_interleave(2)[::2], "contiguous"),
+        ("state_indices", lambda t: t.as_subclass(torch.Tensor), "a tensor on a CUDA device"),
+        ("state_indices", lambda t: [0, 1, 2], "a torch.Tensor or None"),
+        ("has_initial_state", lambda t: t.to(torch.uint8), "bool"),
+        ("has_initial_state", lambda t: t.repeat(2), "[3] ([N])"),
+        ("has_initial_state", lambda t: t.repeat_interleave(2)[::2], "contiguous"),
+        ("checkpoint_cu_starts", lambda t: t.float(), "int32 or int64"),
+        ("checkpoint_cu_starts", lambda t: t[:3], "[4] ([N + 1])"),
+        ("checkpoint_cu_starts", lambda t: None, "given where checkpoints and cu_seqlens are"),
+        ("checkpoints", lambda t: t.half(), "bfloat16 or float32"),
+        ("checkpoints", lambda t: t[0], "[C, 2, 128, 128] ([C, H, V, K])"),
+        ("checkpoints", lambda t: t[:, :1], "[C, 2, 128, 128] ([C, H, V, K])"),
+        ("checkpoints", lambda t: t.transpose(2, 3), "contiguous in its last three dimensions"),
+        ("checkpoints", lambda t: t[:1].expand(7, -1, -1, -1), "at least 32768"),
+        ("initial_state", lambda t: t[:, :1], "[slots, 2, 128, 128] ([slots, H, V, K])"),
+        ("final_state", lambda t: t[0], "[slots, 2, 128, 128] ([slots, H, V, K])"),
+        ("final_state", lambda t: t[:1].expand(6, -1, -1, -1), "at least 32768"),
+        ("checkpoint_every", lambda every: None, "a positive multiple of 16"),
+        ("checkpoint_every", lambda every: 24, "a positive multiple of 16"),
+        ("checkpoint_every", lambda every: 0, "a positive multiple of 16"),
+        ("checkpoint_every", lambda every: 64.0, "a positive multiple of 16"),
+        ("checkpoint_every", lambda every: 2**31, "at most 2147483647"),
+    ],
+)
+def test_a_wrong_argument_of_pools_or_checkpoints_is_refused(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], cuda: Any, name: str,
+    change: Callable[[Any], Any], says: str,
+) -> None:  # fmt: skip
+    call = arguments(sequences=3) | pools()
+    flashkda.fwd(**call)
+    error = refusal(call | {name: change(call[name])})
+    assert error.argument == name and says in error.allowed
+    assert len(cuda.launches) == 2
+
+
+@pytest.mark.parametrize(
+    ("absent", "name", "says"),
+    [
+        (("initial_state", "final_state", "has_initial_state"), "state_indices", "without a state"),
+        (("initial_state",), "has_initial_state", "without initial_state"),
+        (("checkpoints", "checkpoint_cu_starts"), "checkpoint_every", "64 without checkpoints"),
+        (("checkpoints", "checkpoint_every"), "checkpoint_cu_starts", "without checkpoints"),
+    ],
+)
+def test_an_argument_without_the_one_it_belongs_to_is_refused(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], cuda: Any, absent: tuple[str, ...],
+    name: str, says: str,
+) -> None:  # fmt: skip
+    error = refusal(arguments(sequences=3) | pools() | dict.fromkeys(absent))
+    assert error.argument == name and says in error.value
+    assert not cuda.launches
+
+
+@pytest.mark.parametrize("name", ["state_indices", "checkpoints", "checkpoint_cu_starts", "final_state"])
+def test_a_misaligned_pool_argument_is_refused(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any,
+    name: str,
+) -> None:  # fmt: skip
+    call = arguments(sequences=3) | pools()
+    odd = on_cuda(call[name].as_subclass(torch.Tensor), address=call[name].data_ptr() + 2)
+    error = refusal(call | {name: odd})
+    assert error.argument == name and "aligned" in error.allowed
+    assert not cuda.launches
+
+
+def test_checkpoints_overlap_nothing_else(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any
+) -> None:
+    call = arguments(sequences=3) | pools() | {"workspace": on_cuda(torch.zeros(200000, dtype=torch.uint8))}
+    tensors = [name for name, value in call.items() if isinstance(value, torch.Tensor) and name != "checkpoints"]
+    assert len(tensors) == 15
+    for name in tensors:
+        moved = {one: on_cuda(call[one].as_subclass(torch.Tensor), address=1 << 50) for one in ("checkpoints", name)}
+        error = refusal(call | moved)
+        assert {error.argument, error.value.split()[-1]} == {"checkpoints", name}
+    assert not cuda.launches
+
+
+def test_pools_are_one_tensor_or_apart(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], state: Callable[..., Any], cuda: Any
+) -> None:
+    pool = state(6)
+    call = arguments(sequences=3) | pools()
+    flashkda.fwd(**(call | {"initial_state": pool, "final_state": pool}))
+    assert len(cuda.launches) == 2
+    assert refusal(call | {"initial_state": pool[:5], "final_state": pool}).argument == "final_state"
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+@pytest.mark.parametrize("name", ["q", "beta", "A_log", "dt_bias", "out", "initial_state", "checkpoints"])
+def test_a_lazily_negated_view_is_refused_whatever_is_known(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], cuda: Any, name: str, calls: int
+) -> None:
+    call = arguments(sequences=3) | pools()
+    for _ in range(calls):
+        flashkda.fwd(**call)
+    error = refusal(call | {name: torch._neg_view(call[name])})
+    assert error.argument == name and "lazy view" in error.value
+    assert len(cuda.launches) == 2 * calls
 
 
 def test_an_argument_error_survives_pickling(artifact_folder: Path) -> None:
@@ -318,8 +448,46 @@ def test_absent_tensors_are_null_and_the_workspace_is_allocated(arguments: Calla
     flashkda.fwd(**arguments())
     prepare, recurrence = cuda.launches
     assert prepare.values["cu_seqlens"] == 0
-    assert (recurrence.values["initial_state"], recurrence.values["final_state"]) == (0, 0)
+    for name in ("initial_state", "final_state", "state_indices", "has_initial_state", "checkpoints"):
+        assert recurrence.values[name] == 0
+    assert recurrence.values["checkpoint_cu_starts"] == 0
     assert prepare.values["workspace"] == recurrence.values["workspace"] != 0
+
+
+def test_pools_and_checkpoints_reach_the_recurrence(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], cuda: Any
+) -> None:
+    call = arguments(sequences=3) | pools(rows=5)
+    flashkda.fwd(**call)
+    values = cuda.launches[1].values
+    for name in ("initial_state", "final_state", "state_indices", "has_initial_state", "checkpoints"):
+        assert values[name] == call[name].data_ptr()
+    assert values["checkpoint_cu_starts"] == call["checkpoint_cu_starts"].data_ptr()
+    # An index must lie in both pools.
+    assert (values["num_slots"], values["num_seqs"], values["num_checkpoints"]) == (5, 3, 7)
+    assert (values["state_indices_is_int64"], values["checkpoint_starts_is_int64"]) == (0, 1)
+    assert (values["checkpoint_dtype"], values["checkpoint_chunks"]) == (2, 4)
+    assert values["checkpoint_stride_n"] == 2 * 128 * 128
+
+
+def test_checkpoints_of_a_fixed_length_call_need_no_starts(
+    arguments: Callable[..., Arguments], state: Callable[..., Any], cuda: Any
+) -> None:
+    flashkda.fwd(**arguments(batch=2), checkpoints=state(6, dtype=torch.bfloat16), checkpoint_every=16)
+    values = cuda.launches[1].values
+    assert (values["checkpoint_cu_starts"], values["checkpoint_dtype"], values["checkpoint_chunks"]) == (0, 1, 1)
+
+
+def test_slots_and_checkpoints_may_be_far_apart(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any
+) -> None:
+    rows = torch.zeros(4, 5, 2, 128, 128)
+    names = ("initial_state", "final_state", "checkpoints")
+    parts = {name: on_cuda(part) for name, part in zip(names, rows.unbind(1), strict=False)}
+    flashkda.fwd(**(arguments(sequences=3) | pools() | parts))
+    values = cuda.launches[1].values
+    strides = [values[f"{name}_stride_n"] for name in ("initial", "final", "checkpoint")]
+    assert strides == [5 * 2 * 128 * 128] * 3
 
 
 def test_only_the_recurrence_may_overlap_its_predecessor(arguments: Callable[..., Arguments], cuda: Any) -> None:
@@ -352,6 +520,15 @@ def test_every_argument_that_matters_is_part_of_the_signature(
     assert values[4]["gate_scale"] == pytest.approx(-1.442695)
     assert cuda.launches[7].entry == "entry_recurrence_128"
     assert values[9]["final_dtype"] == 2
+
+
+def test_the_distance_of_checkpoints_is_part_of_the_signature(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], cuda: Any
+) -> None:
+    call = arguments(sequences=3) | pools()
+    for every in (64, 64, 64, 16, 64):
+        flashkda.fwd(**(call | {"checkpoint_every": every}))
+    assert [launch.values["checkpoint_chunks"] for launch in cuda.launches[1::2]] == [4, 4, 4, 1, 4]
 
 
 def test_empty_calls_launch_nothing_or_only_write_states(
@@ -478,6 +655,158 @@ def test_loads_and_plans_are_logged_at_debug(
     assert text.count("loaded ") == 2
 
 
+# --- calls that come back ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["guarded", "without guards"])
+def repeated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes a call three times; whether torch's guards then know it is the parameter."""
+    from flashkda import api, call
+
+    guarded = request.param == "guarded"
+    if not guarded:
+        monkeypatch.setattr(call, "_guards_see_everything", lambda: False)
+
+    def repeat(arguments: Arguments) -> None:
+        for _ in range(3):
+            flashkda.fwd(**arguments)
+        assert bool(api._recent) == guarded
+
+    return repeat
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "seen"),
+    [
+        ("q", lambda t: t.new_zeros(1, 40, 2, 256)[..., :128], ("q_stride_h", 256)),
+        ("beta", lambda t: t.new_zeros(1, 2, 40).transpose(1, 2), ("beta_stride_h", 40)),
+        ("cu_seqlens", lambda t: t.int(), ("cu_seqlens_is_int64", 0)),
+        ("cu_seqlens", lambda t: t.repeat(2)[:5], ("num_seqs", 4)),
+        ("initial_state", lambda t: t.float(), ("initial_dtype", 2)),
+        ("initial_state", lambda t: t[:2], ("num_slots", 2)),
+        ("initial_state", lambda t: t.repeat_interleave(2, 0)[::2], ("initial_stride_n", 2 * 2 * 128 * 128)),
+        ("initial_state", lambda t: None, ("initial_dtype", 0)),
+        ("has_initial_state", lambda t: None, ("has_initial_state", 0)),
+        ("checkpoints", lambda t: t.bfloat16(), ("checkpoint_dtype", 1)),
+        ("checkpoints", lambda t: t[:4], ("num_checkpoints", 4)),
+        ("state_indices", lambda t: t.long(), ("state_indices_is_int64", 1)),
+    ],
+)
+def test_a_changed_tensor_is_not_taken_for_the_known_one(
+    arguments: Callable[..., Arguments], pools: Callable[..., Arguments], cuda: Any, repeated: Callable[..., None],
+    name: str, change: Callable[[Any], Any], seen: tuple[str, int],
+) -> None:  # fmt: skip
+    call = arguments(sequences=3) | pools()
+    repeated(call)
+    before = len(cuda.launches)
+    changed = call | {name: change(call[name])}
+    if seen[0] == "num_seqs":
+        changed |= pools(sequences=4)
+    if changed["initial_state"] is None:
+        changed["has_initial_state"] = None
+    flashkda.fwd(**changed)
+    flashkda.fwd(**call)
+    values = [cuda.launches[before].values | cuda.launches[before + 1].values, cuda.launches[before + 2].values]
+    values[1] |= cuda.launches[before + 3].values
+    assert values[0][seen[0]] == seen[1] != values[1][seen[0]]
+
+
+def test_a_known_call_on_another_device_is_planned_anew(
+    arguments: Callable[..., Arguments], cuda: Any, repeated: Callable[..., None]
+) -> None:
+    repeated(arguments())
+    flashkda.fwd(**arguments(ordinal=1))
+    assert [launch.context for launch in cuda.launches[-4:]] == [100, 100, 101, 101]
+    assert refusal(arguments() | {"dt_bias": arguments(ordinal=1)["dt_bias"]}).argument == "dt_bias"
+
+
+def test_a_known_tensor_that_comes_to_require_grad_is_refused(
+    arguments: Callable[..., Arguments], cuda: Any, repeated: Callable[..., None]
+) -> None:
+    call = arguments()
+    repeated(call)
+    call["dt_bias"].requires_grad_()
+    assert refusal(call).argument == "dt_bias"
+    with torch.no_grad():
+        repeated(call)
+    assert refusal(call).argument == "dt_bias"
+    assert len(cuda.launches) == 12
+
+
+def test_known_tensors_that_change_in_place_are_seen(
+    arguments: Callable[..., Arguments], cuda: Any, repeated: Callable[..., None]
+) -> None:
+    call = arguments()
+    repeated(call)
+    call["beta"].resize_(1, 40, 1)
+    assert refusal(call).argument == "beta"
+
+
+def test_states_in_place_and_apart_are_told_apart(
+    arguments: Callable[..., Arguments], state: Callable[..., Any], cuda: Any, repeated: Callable[..., None]
+) -> None:
+    call, one, other = arguments(), state(), state()
+    for initial, final in ((one, one), (one, other), (None, one), (one, None), (one, one)):
+        repeated(call | {"initial_state": initial, "final_state": final})
+        expected = tuple(0 if tensor is None else tensor.data_ptr() for tensor in (initial, final))
+        assert {
+            (launch.values["initial_state"], launch.values["final_state"]) for launch in cuda.launches[-6:][1::2]
+        } == {expected}  # fmt: skip
+
+
+def test_a_tensor_given_twice_is_accepted_each_time(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    call = arguments()
+    for _ in range(4):
+        flashkda.fwd(**(call | {"k": call["q"]}))
+    assert {launch.values["k"] for launch in cuda.launches[::2]} == {call["q"].data_ptr()}
+    assert len(cuda.launches) == 8
+
+
+def test_a_guard_serves_each_mode_and_a_few_signatures(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    from flashkda import api
+
+    calls = [arguments(seqlen=seqlen) for seqlen in range(1, 8)]
+    for _ in range(2):
+        for call in calls:
+            flashkda.fwd(**call)
+    assert len(api._recent) == 4
+    with torch.inference_mode():
+        for _ in range(2):
+            flashkda.fwd(**calls[-1])
+    # Renewed, not added to.
+    assert len(api._recent) == 4 and len({id(guard.call) for guard in api._recent}) == 4
+    known = api._recent
+    with torch.inference_mode():
+        flashkda.fwd(**calls[-1])
+    assert api._recent is known
+    assert len(cuda.launches) == 2 * 17
+
+
+def test_what_is_kept_of_a_call_holds_no_tensor(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    call = arguments()
+    for _ in range(3):
+        flashkda.fwd(**call)
+    kept = weakref.ref(call["v"])
+    del call
+    gc.collect()
+    assert kept() is None
+
+
+def test_the_number_of_kept_addresses_is_bounded(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashkda import api, call
+
+    monkeypatch.setattr(call, "_KEPT_ADDRESSES", 3)
+    sound = arguments()
+    for step in range(8):
+        moved = on_cuda(sound["q"].as_subclass(torch.Tensor), address=(1 << 50) + 16 * step)
+        flashkda.fwd(**(sound | {"q": moved}))
+    (kept,) = api._calls.values()
+    assert 0 < len(kept._examined) <= 3
+    assert [launch.values["q"] for launch in cuda.launches[::2]] == [(1 << 50) + 16 * step for step in range(8)]
+
+
 # --- preload and workspace_size ------------------------------------------------------------------
 
 
@@ -514,8 +843,8 @@ def test_preload_refuses_what_is_no_visible_device(artifact_folder: Path, cuda: 
 
 
 def test_workspace_size_is_that_of_the_packed_layout(artifact_folder: Path) -> None:
-    assert flashkda.workspace_size(8192, 96) == (512 + 1) * 96 * 13856
-    assert flashkda.workspace_size(0, 4, 2) == 2 * 4 * 13856
+    assert flashkda.workspace_size(8192, 96) == (512 + 1) * 96 * 13600
+    assert flashkda.workspace_size(0, 4, 2) == 2 * 4 * 13600
 
 
 @pytest.mark.parametrize("sizes", [(-1, 1, 1), (16, 1.0, 1), (16, 1, "1")])

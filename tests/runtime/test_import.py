@@ -51,7 +51,7 @@ def test_workspace_size_needs_no_torch_and_no_home(artifact_folder: Path) -> Non
     result = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60, env=environment
     )
-    assert result.stdout.split() == [str(2 * 13856), "False"]
+    assert result.stdout.split() == [str(2 * 13600), "False"]
 
 
 def test_the_runtime_never_names_the_build_side_or_what_it_does_without() -> None:

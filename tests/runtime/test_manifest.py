@@ -20,7 +20,7 @@ def refused(raw: object) -> str:
 
 def test_a_sound_manifest_keeps_every_value(manifest: Manifest) -> None:
     assert len(manifest.artifacts) == 12
-    assert manifest.contract.record.bytes == 13856
+    assert manifest.contract.record.bytes == 13600
     assert [field.name for field in manifest.contract.record.fields][-1] == "beta_sigmoid"
     first = manifest.artifacts[0]
     assert (first.kernel, first.bv, first.parameters[0].name, first.pdl) == ("prepare", None, "q", False)
@@ -98,6 +98,18 @@ def test_an_ill_typed_or_unsafe_artifact_field_is_refused_by_name(
 ) -> None:
     raw_manifest["artifacts"][0][field] = value
     assert f"artifacts[0].{field}" in refused(raw_manifest)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("offset", False), ("offset", 0.0), ("size", 8.0), ("type", "u64"), ("name", 1)]
+)
+def test_an_ill_typed_parameter_is_refused_by_name_in_every_artifact(
+    raw_manifest: dict[str, Any], field: str, value: object
+) -> None:
+    """Also where it equals what is right, and where the same table stands right elsewhere."""
+    last = len(raw_manifest["artifacts"]) - 1
+    raw_manifest["artifacts"][last]["parameters"][0][field] = value
+    assert f"artifacts[{last}].parameters[0].{field} is {value!r}" in refused(raw_manifest)
 
 
 @pytest.mark.parametrize("bv", [None, 0, 48, "32"])

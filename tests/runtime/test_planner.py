@@ -1,7 +1,6 @@
 """From a problem's numbers to the two launches."""
 
 import struct
-from dataclasses import replace
 
 import pytest
 
@@ -31,7 +30,7 @@ def make_problem(
         beta_strides=(seqlen * heads, heads, 1), initial_stride=0, final_stride=0, initial_dtype=0, final_dtype=0,
         scale=128**-0.5, lower_bound=-5.0, bv=None,
     )  # fmt: skip
-    return replace(problem, **rest)  # type: ignore[arg-type]
+    return problem._replace(**rest)
 
 
 def unpack(artifact: Artifact, block: bytes) -> dict[str, float]:
@@ -43,7 +42,7 @@ def unpack(artifact: Artifact, block: bytes) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("sequences", "heads", "bv"),
-    [(1, 1, 32), (1, 33, 32), (1, 34, 64), (1, 66, 64), (1, 67, 128), (1, 96, 128), (8, 6, 64), (8, 96, 128)],
+    [(1, 1, 32), (1, 33, 32), (1, 34, 64), (1, 66, 64), (1, 67, 128), (1, 96, 128), (6, 6, 64), (8, 96, 128)],
 )
 def test_bv_is_the_smallest_that_gives_each_cta_an_sm(
     manifest: Manifest, variants: Variants, sequences: int, heads: int, bv: int
@@ -53,6 +52,27 @@ def test_bv_is_the_smallest_that_gives_each_cta_an_sm(
     assert plan.recurrence is not None
     assert plan.recurrence.artifact.bv == bv
     assert plan.recurrence.grid == sequences * heads * 128 // bv
+
+
+@pytest.mark.parametrize(
+    ("sequences", "heads", "bv"),
+    [
+        (6, 5, 32), (6, 6, 32), (2, 18, 32), (2, 19, 64), (8, 6, 64), (6, 12, 64), (8, 12, 128),
+        (6, 24, 64), (8, 24, 128), (6, 96, 128), (64, 96, 128),
+    ],
+)  # fmt: skip
+def test_a_packed_call_counts_on_its_lengths_to_differ(
+    manifest: Manifest, variants: Variants, sequences: int, heads: int, bv: int
+) -> None:
+    assert make_plan(make_problem(heads=heads, sequences=sequences), manifest.contract, variants, H200).bv == bv
+
+
+def test_sequences_of_one_length_get_the_smallest_bv_whose_grid_fits(manifest: Manifest, variants: Variants) -> None:
+    for heads in range(1, 600):
+        fitting = [bv for bv in (32, 64, 128) if heads * 128 // bv <= H200]
+        for problem in (make_problem(heads=heads), make_problem(heads=heads, sequences=1)):
+            plan = make_plan(problem, manifest.contract, variants, H200)
+            assert plan.bv == (fitting[0] if fitting else 128)
 
 
 @pytest.mark.parametrize("bv", [32, 64, 128])
@@ -67,7 +87,7 @@ def test_a_bv_that_was_not_compiled_is_refused_with_the_choice(manifest: Manifes
 
 
 def test_the_choice_of_bv_comes_from_the_variants_alone(manifest: Manifest, variants: Variants) -> None:
-    narrow = replace(variants.recurrence[32], bv=16)
+    narrow = variants.recurrence[32]._replace(bv=16)
     more = Variants(variants.prepare, {16: narrow, **variants.recurrence})
     assert make_plan(make_problem(heads=16), manifest.contract, more, H200).bv == 16
     only = Variants(variants.prepare, {64: variants.recurrence[64]})
@@ -88,7 +108,7 @@ def test_the_choice_of_bv_comes_from_the_variants_alone(manifest: Manifest, vari
 def test_tiles_grid_and_workspace(manifest: Manifest, variants: Variants, problem: Problem, tiles: int) -> None:
     plan = make_plan(problem, manifest.contract, variants, H200)
     assert plan.total_tiles == tiles
-    assert plan.workspace_bytes == tiles * 4 * 13856
+    assert plan.workspace_bytes == tiles * 4 * 13600
     assert plan.prepare is not None
     assert plan.prepare.grid == 4 * -(-tiles // 4)  # 4 heads, 4 tiles of a head a CTA
 
@@ -128,6 +148,26 @@ def test_parameter_blocks_hold_every_scalar_and_null_pointers(manifest: Manifest
     assert (recurrence["initial_dtype"], recurrence["final_dtype"]) == (1, 2)
 
 
+def test_pools_and_checkpoints_are_scalars_of_the_recurrence(manifest: Manifest, variants: Variants) -> None:
+    names = (
+        "state_indices_is_int64", "num_slots", "checkpoint_stride_n", "checkpoint_dtype", "num_checkpoints",
+        "checkpoint_chunks", "checkpoint_starts_is_int64",
+    )  # fmt: skip
+
+    def scalars(problem: Problem) -> list[float]:
+        launch = make_plan(problem, manifest.contract, variants, H200).recurrence
+        assert launch is not None
+        found = unpack(launch.artifact, launch.parameters)
+        return [found[name] for name in names]
+
+    with_both = make_problem(
+        slots=70, state_indices_is_int64=True, checkpoints=9, checkpoint_stride=2**33, checkpoint_dtype=2,
+        checkpoint_every=64, checkpoint_starts_is_int64=True,
+    )  # fmt: skip
+    assert scalars(with_both) == [1, 70, 2**33, 2, 9, 4, 1]
+    assert scalars(make_problem()) == [0] * 7
+
+
 def test_gate_scale_is_a_float64_product_rounded_once(manifest: Manifest, variants: Variants) -> None:
     # At this bound the product of two float32 factors is another float32.
     plan = make_plan(make_problem(lower_bound=-0.01), manifest.contract, variants, H200)
@@ -165,7 +205,7 @@ def test_recurrence_overlaps_only_a_prepare_launched_in_front_of_it(manifest: Ma
 
     assert overlap(make_problem(), variants)
     assert not overlap(make_problem(seqlen=0, final_dtype=1), variants)
-    serial = {bv: replace(artifact, pdl=False) for bv, artifact in variants.recurrence.items()}
+    serial = {bv: artifact._replace(pdl=False) for bv, artifact in variants.recurrence.items()}
     assert not overlap(make_problem(), Variants(variants.prepare, serial))
 
 
@@ -177,6 +217,8 @@ def test_recurrence_overlaps_only_a_prepare_launched_in_front_of_it(manifest: Ma
         make_problem(batch=INT32_MAX + 1, seqlen=0, heads=1),
         make_problem(seqlen=2**31 - 16, heads=32),
         make_problem(batch=2**16, seqlen=16, heads=2**15 - 1, bv=32),
+        make_problem(slots=INT32_MAX + 1),
+        make_problem(checkpoints=INT32_MAX + 1),
     ],
 )
 def test_numbers_past_32_bits_are_refused(manifest: Manifest, variants: Variants, problem: Problem) -> None:
@@ -186,10 +228,10 @@ def test_numbers_past_32_bits_are_refused(manifest: Manifest, variants: Variants
 
 def test_kernels_with_other_parameters_are_refused(manifest: Manifest, variants: Variants) -> None:
     first, second, *rest = variants.prepare.parameters
-    swapped = (replace(second, offset=0), replace(first, offset=8), *rest)
+    swapped = (second._replace(offset=0), first._replace(offset=8), *rest)
     lacking = variants.prepare.parameters[:-1]
-    retyped = (*variants.prepare.parameters[:-1], replace(variants.prepare.parameters[-1], type="i32"))
+    retyped = (*variants.prepare.parameters[:-1], variants.prepare.parameters[-1]._replace(type="i32"))
     for parameters in (swapped, lacking, retyped):
-        other = Variants(replace(variants.prepare, parameters=parameters), variants.recurrence)
+        other = Variants(variants.prepare._replace(parameters=parameters), variants.recurrence)
         with pytest.raises(ArtifactError, match="agree"):
             make_plan(make_problem(), manifest.contract, other, H200)

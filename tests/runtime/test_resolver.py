@@ -65,10 +65,8 @@ def test_a_devices_variants_are_one_prepare_and_every_bv(manifest: Manifest) -> 
 
 
 def test_a_device_without_prepare_or_without_recurrence_is_rejected(manifest: Manifest) -> None:
-    from dataclasses import replace
-
     for kernel in ("prepare", "recurrence"):
-        partial = replace(manifest, artifacts=tuple(found for found in manifest.artifacts if found.kernel != kernel))
+        partial = manifest._replace(artifacts=tuple(found for found in manifest.artifacts if found.kernel != kernel))
         found = resolve_variants(partial, numerics="flashkda", compute_capability="9.0", driver_version=13000)
         assert isinstance(found, Rejected)
         assert "lists no candidate" in str(found.error())

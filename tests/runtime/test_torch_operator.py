@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
 Arguments = dict[str, Any]
+POOLS = ("state_indices", "has_initial_state", "checkpoints", "checkpoint_cu_starts", "checkpoint_every")
 
 
 def make_arguments(device: str = "cpu", heads: int = 2) -> Arguments:
@@ -33,7 +34,11 @@ def make_arguments(device: str = "cpu", heads: int = 2) -> Arguments:
     found["final_state"] = torch.zeros(2, heads, 128, 128, device=device)
     found["cu_seqlens"] = torch.tensor([0, 7, 20], device=device)
     found["workspace"] = torch.zeros(100000, dtype=torch.uint8, device=device)
-    return found
+    found["state_indices"] = torch.tensor([1, 0], device=device)
+    found["has_initial_state"] = torch.ones(2, dtype=torch.bool, device=device)
+    found["checkpoints"] = torch.zeros(3, heads, 128, 128, device=device)
+    found["checkpoint_cu_starts"] = torch.tensor([0, 1, 2], device=device)
+    return found | {"checkpoint_every": 16}
 
 
 @pytest.fixture
@@ -45,14 +50,16 @@ def operator() -> Any:
 
 @pytest.fixture
 def stand_in(operator: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """A computation on any device in the kernels' place: out = v + q, final_state = initial_state + 1."""
+    """In the kernels' place, on any device: out = v + q, final_state = initial_state + 1, checkpoints = 3."""
     from flashkda import torch_operator
 
     calls: list[tuple[Any, ...]] = []
 
-    def run(tensors: tuple[Any, ...], scale: float, lower_bound: float, bv: int | None) -> None:
-        calls.append((scale, lower_bound, bv))
-        q, _, v, _, _, out, _, _, initial_state, final_state, _, _ = tensors
+    def run(tensors: tuple[Any, ...], scale: float, lower_bound: float, bv: int | None, every: int | None) -> None:
+        calls.append((scale, lower_bound, bv, every))
+        q, _, v, _, _, out, _, _, initial_state, final_state, _, _, _, _, checkpoints, _ = tensors
+        if checkpoints is not None:
+            checkpoints.fill_(3)
         out.copy_(v + q)
         if final_state is not None:
             final_state.copy_(1 if initial_state is None else initial_state + 1)
@@ -61,7 +68,9 @@ def stand_in(operator: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, 
     return calls
 
 
-@pytest.mark.parametrize("absent", [(), ("initial_state", "final_state", "cu_seqlens", "workspace")])
+@pytest.mark.parametrize(
+    "absent", [(), POOLS, POOLS[2:], ("initial_state", "final_state", "cu_seqlens", "workspace", *POOLS)]
+)
 def test_opcheck_passes(operator: Any, stand_in: Any, absent: tuple[str, ...]) -> None:
     arguments = {name: value for name, value in make_arguments().items() if name not in absent}
     torch.library.opcheck(operator, (), arguments)
@@ -76,7 +85,7 @@ def test_the_schema_mutates_what_a_call_writes_and_nothing_else(operator: Any) -
     written = [
         argument.name for argument in operator._schema.arguments if argument.alias_info and argument.alias_info.is_write
     ]
-    assert written == ["out", "final_state", "workspace"]
+    assert written == ["out", "final_state", "workspace", "checkpoints"]
     assert not operator._schema.returns
 
 
@@ -95,12 +104,14 @@ def test_a_compiled_call_is_one_graph_and_keeps_its_writes(stand_in: list[tuple[
         assert bool((compiled(arguments) == 4).all())
         assert bool((compiled(arguments) == 4).all())
     assert bool((arguments["final_state"] == 2).all())
-    assert stand_in == [(0.5, -5.0, 64)] * 2
+    assert bool((arguments["checkpoints"] == 3).all())
+    assert stand_in == [(0.5, -5.0, 64, 16)] * 2
 
 
 def test_the_functional_form_compiles(stand_in: list[tuple[Any, ...]]) -> None:
     torch.compiler.reset()
-    arguments = {name: value for name, value in make_arguments().items() if name not in ("out", "final_state")}
+    without = ("out", "final_state", *POOLS)
+    arguments = {name: value for name, value in make_arguments().items() if name not in without}
     compiled = torch.compile(flashkda.prefill, fullgraph=True, backend="aot_eager", dynamic=True)
     for seqlen in (20, 15, 12):
         cut = {name: arguments[name][:, :seqlen] for name in ("q", "k", "v", "g", "beta")}
@@ -180,7 +191,7 @@ def test_the_functional_form_allocates_its_results(
     on_cuda: Callable[..., Any], artifact_folder: Path, cuda: Any, packed: bool, with_state: bool
 ) -> None:
     arguments = make_arguments()
-    for name in ("out", "final_state", "workspace", "initial_state", *(() if packed else ("cu_seqlens",))):
+    for name in ("out", "final_state", "workspace", "initial_state", *POOLS, *(() if packed else ("cu_seqlens",))):
         del arguments[name]
     arguments = {
         name: on_cuda(value) if isinstance(value, torch.Tensor) else value for name, value in arguments.items()
@@ -200,7 +211,7 @@ def test_the_functional_form_allocates_its_results(
     ("name", "value"), [("v", None), ("v", torch.zeros(3)), ("cu_seqlens", [0, 4]), ("cu_seqlens", torch.zeros(3))]
 )
 def test_the_functional_form_refuses_what_gives_no_shape(artifact_folder: Path, name: str, value: object) -> None:
-    arguments = {key: value for key, value in make_arguments().items() if key not in ("out", "final_state")}
+    arguments = {key: value for key, value in make_arguments().items() if key not in ("out", "final_state", *POOLS)}
     with pytest.raises(ArgumentError) as caught:
         flashkda.prefill(**(arguments | {name: value}), output_final_state=True)
     assert caught.value.argument == name

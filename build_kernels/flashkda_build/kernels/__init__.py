@@ -11,10 +11,13 @@ _PREPARE = (
 )
 _RECURRENCE = (
     *((name, "pointer") for name in ("v", "out", "workspace", "initial_state", "final_state", "cu_seqlens")),
+    *((name, "pointer") for name in ("state_indices", "has_initial_state", "checkpoints", "checkpoint_cu_starts")),
     *((f"{name}_stride_{axis}", "i64") for name in ("v", "out") for axis in "bth"),
-    *((name, "i64") for name in ("initial_stride_n", "final_stride_n")),
+    *((f"{name}_stride_n", "i64") for name in ("initial", "final", "checkpoint")),
     *((name, "i32") for name in ("seqlen", "num_seqs", "num_heads", "total_tiles", "cu_seqlens_is_int64")),
-    *((name, "i32") for name in ("initial_dtype", "final_dtype")),
+    *((name, "i32") for name in ("initial_dtype", "final_dtype", "state_indices_is_int64", "num_slots")),
+    *((name, "i32") for name in ("checkpoint_dtype", "num_checkpoints", "checkpoint_chunks")),
+    ("checkpoint_starts_is_int64", "i32"),
 )
 
 # ptxas's -O3 schedule of the recurrence's chunk loop is slower by a fifth, prepare's by a twentieth (DESIGN.md, 5)

@@ -1,5 +1,7 @@
 """Sizes of the two kernels that the launcher must know too. Importable without the DSL."""
 
+from dataclasses import dataclass
+
 from .record import CHUNK, HEAD_DIM, RECORD_BYTES
 
 # --- prepare: one warp a (tile, head)
@@ -12,8 +14,33 @@ PREPARE_SHARED_MEMORY = PREPARE_WARPS * (EXCHANGE_BYTES + GATE_BYTES)
 PREPARE_CTAS_PER_SM = 8
 
 # --- recurrence: a ring of stages, each a record and a tile of V
-STAGES = 6
-BARRIER_BYTES = 128  # full[STAGES], empty[STAGES]
+BARRIER_BYTES = 128  # full[stages], empty[stages]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What steers the order of the recurrence's instructions; results do not depend on it.
+
+    early: blocks of S q_decayed done as soon as their state is new; the others fill latencies at the next step's start.
+    lead: blocks that an operand's load is ahead of its use. mqk, small_loads, barrier, store: the block of the update
+    loop beside which that work off the chain stands. launch_bound: CTAs an SM, as ptxas is told.
+    """
+
+    early: int
+    lead: int
+    mqk: int
+    small_loads: int
+    barrier: int
+    store: int
+    launch_bound: int
+
+
+#: By BV, the fastest on an H200 of 60 to 290 tried: ptxas's choice of registers moves a chunk by 15 % either way.
+SCHEDULES = {
+    32: Schedule(early=3, lead=1, mqk=2, small_loads=3, barrier=4, store=5, launch_bound=4),
+    64: Schedule(early=3, lead=2, mqk=2, small_loads=5, barrier=4, store=6, launch_bound=2),
+    128: Schedule(early=4, lead=3, mqk=2, small_loads=5, barrier=5, store=4, launch_bound=2),
+}
 
 
 class RecurrenceLayout:
@@ -24,12 +51,16 @@ class RecurrenceLayout:
         self.slices = HEAD_DIM // bv  # CTAs a head
         self.warps = min(4, bv // 16)  # compute warps, one a scheduler
         self.blocks = bv // 16 // self.warps  # blocks of 16 value columns a warp
-        self.threads = 32 * self.warps + 32
-        self.value_pitch = (
-            2 * bv + 16
-        )  # bytes a row of V in shared memory; the padding keeps ldmatrix free of conflicts
+        # Two blocks a warp need more registers than two CTAs an SM leave a thread. So the loader is a whole warpgroup,
+        # three of its warps idle, and hands most of its registers over.
+        self.compute_registers, self.loader_registers = (224, 32) if bv == HEAD_DIM else (0, 0)
+        self.threads = 32 * self.warps + (128 if bv == HEAD_DIM else 32)
+        # bytes a row of V in shared memory; the padding keeps ldmatrix free of conflicts
+        self.value_pitch = 2 * bv + 16
         self.stage = (RECORD_BYTES + CHUNK * self.value_pitch + 127) // 128 * 128
-        self.shared_memory = BARRIER_BYTES + STAGES * self.stage
-        self.ctas_per_sm = 1 if bv == HEAD_DIM else 2
-        # the launch bound (CTAs an SM) and the distance of operand loads (blocks) that give ptxas's best schedule
-        self.launch_bound, self.lead = (3, 1) if bv == 64 else (1, 2)
+        # Six stages cover a record's way from memory. Eight keep a second CTA off the SM: two at once are as slow as
+        # one after the other, and a long sequence must not share its SM with a short one that can wait (DESIGN.md, 5).
+        self.stages = 6 if bv == HEAD_DIM else 8
+        self.shared_memory = BARRIER_BYTES + self.stages * self.stage
+        self.ctas_per_sm = 2 if bv == HEAD_DIM else 1
+        self.schedule = SCHEDULES[bv]

@@ -12,7 +12,19 @@ from cutlass import Float32, Int32, Int64
 
 from . import ptx
 from .layout import EXCHANGE_BYTES, GATE_BYTES, PREPARE_CTAS_PER_SM, PREPARE_SHARED_MEMORY, PREPARE_WARPS
-from .record import BETA, CHUNK, G_TOTAL, INV, K_BLOCKS, K_DECAYED, K_RESTORED, MQK, Q_DECAYED, RECORD_BYTES
+from .record import (
+    BETA,
+    CHUNK,
+    G_TOTAL,
+    INV,
+    K_BLOCKS,
+    K_DECAYED,
+    K_RESTORED,
+    MQK,
+    Q_DECAYED,
+    RECORD_BYTES,
+    TRIANGLE_CORNER,
+)
 from .sequence import chunks_of, find, offset, packed_tile_base
 
 LOG2E = 1.4426950216293335
@@ -127,6 +139,12 @@ def _inverse(raw, beta_f16, strict, diagonal, one):
     return [[ptx.f16_to_bf16(x[r][j]) for j in (0, 1)] for r in (0, 1)]
 
 
+def _store_triangle(out, field, words, lane):
+    """A lower triangular 16x16, words [row half][column half], without the upper right block of zeros."""
+    ptx.store_global(out - Int64(8 * lane), words[1], field)
+    ptx.store_global(out - Int64(12 * lane), (words[0][0],), field + TRIANGLE_CORNER)
+
+
 def _record(q, q_stride, k, k_stride, g, g_stride, rows, lane, dt_bias, a_log, beta, scale, gate_scale, out, exchange):
     """All of one record but beta's sigmoid, which is returned. out: the record's address + 16 * lane."""
     a, t = lane // 4, lane % 4
@@ -168,10 +186,10 @@ def _record(q, q_stride, k, k_stride, g, g_stride, rows, lane, dt_bias, a_log, b
     sigmoid = ptx.sigmoid_f32(beta)
     beta_f16 = [ptx.shuffle(ptx.pack_f16(sigmoid, sigmoid), a + 8 * r) for r in (0, 1)]
     inv = _inverse(raw, beta_f16, strict, ~equal, equal & 0x3C003C00)
-    ptx.store_global(out, (*inv[0], *inv[1]), INV)
+    _store_triangle(out, INV, inv, lane)
     keep = strict | equal
     mqk = [[ptx.pack_bf16(m_qk[j][2 * r], m_qk[j][2 * r + 1]) for j in (0, 1)] for r in (0, 1)]
-    ptx.store_global(out, (mqk[0][0] & keep, Int32(0), mqk[1][0], mqk[1][1] & keep), MQK)
+    _store_triangle(out, MQK, [[mqk[0][0] & keep], [mqk[1][0], mqk[1][1] & keep]], lane)
     return sigmoid
 
 

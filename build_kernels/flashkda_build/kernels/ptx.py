@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
-I32, I64, F32, NONE = "i32", "i64", "f32", ""
+I32, I64, F32 = "i32", "i64", "f32"
 _CONSTRAINT = {I32: "r", I64: "l", F32: "f"}
 _WRAP = {I32: Int32, I64: Int64, F32: Float32}
 
@@ -417,3 +417,41 @@ def load_index(array, index, is_int64):
         @wide ld.global.b64 $0, [a8];
         }"""
     return asm(text, (I64,), (array, index, is_int64), effects=True)
+
+
+def load_flag(array, index):
+    """array[index] of bytes; 1 without a load if array is null."""
+    text = """{
+        .reg .pred present;
+        .reg .b64 a;
+        setp.ne.s64 present, $1, 0;
+        mad.wide.s32 a, $2, 1, $1;
+        mov.b32 $0, 1;
+        @present ld.global.u8 $0, [a];
+        }"""
+    return asm(text, (I32,), (array, index), effects=True)
+
+
+def outside(index, size):
+    """1 unless 0 <= index (64 bit) < size (32 bit)."""
+    text = """{
+        .reg .pred p;
+        .reg .b64 limit;
+        cvt.s64.s32 limit, $2;
+        setp.ge.u64 p, $1, limit;
+        selp.s32 $0, 1, 0, p;
+        }"""
+    return asm(text, (I32,), (index, size))
+
+
+# --- registers of a warpgroup (four warps)
+
+
+def more_registers(count):
+    """Wait for `count` registers a thread, which other warpgroups of the CTA must give up."""
+    asm(f"setmaxnreg.inc.sync.aligned.u32 {count};", (), (), effects=True)
+
+
+def fewer_registers(count):
+    """Keep `count` registers a thread."""
+    asm(f"setmaxnreg.dec.sync.aligned.u32 {count};", (), (), effects=True)

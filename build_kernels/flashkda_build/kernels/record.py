@@ -5,8 +5,9 @@ HEAD_DIM = 128
 K_BLOCKS = HEAD_DIM // 16
 
 K_DECAYED, Q_DECAYED, K_RESTORED = 0, 4096, 8192
-G_TOTAL, INV, MQK, BETA = 12288, 12800, 13312, 13824
-RECORD_BYTES = 13856
+G_TOTAL, INV, MQK, BETA = 12288, 12800, 13184, 13568
+RECORD_BYTES = 13600
+TRIANGLE_CORNER = 256  # in INV and Mqk: where block (0, 0) starts; the two lower blocks come first
 
 #: (name, offset, bytes, dtype, shape)
 FIELDS = (
@@ -14,7 +15,8 @@ FIELDS = (
     ("q_decayed", Q_DECAYED, 4096, "bf16", (CHUNK, HEAD_DIM)),
     ("k_restored", K_RESTORED, 4096, "bf16", (CHUNK, HEAD_DIM)),
     ("g_total", G_TOTAL, 512, "fp32", (HEAD_DIM,)),
-    ("inv", INV, 512, "bf16", (CHUNK, CHUNK)),
-    ("mqk", MQK, 512, "bf16", (CHUNK, CHUNK)),
+    # lower triangular: their 8x8 blocks (0, 0), (1, 0), (1, 1)
+    ("inv", INV, 384, "bf16", (3, 8, 8)),
+    ("mqk", MQK, 384, "bf16", (3, 8, 8)),
     ("beta_sigmoid", BETA, 32, "bf16", (CHUNK,)),
 )

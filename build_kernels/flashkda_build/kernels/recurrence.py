@@ -15,21 +15,33 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from . import ptx
-from .layout import BARRIER_BYTES, STAGES, RecurrenceLayout
-from .record import BETA, G_TOTAL, INV, K_BLOCKS, K_DECAYED, K_RESTORED, MQK, Q_DECAYED, RECORD_BYTES
+from .layout import BARRIER_BYTES, RecurrenceLayout
+from .record import (
+    BETA,
+    G_TOTAL,
+    INV,
+    K_BLOCKS,
+    K_DECAYED,
+    K_RESTORED,
+    MQK,
+    Q_DECAYED,
+    RECORD_BYTES,
+    TRIANGLE_CORNER,
+)
 from .sequence import WARP, chunks_of, longest_first, offset, packed_tile_base
 
-EARLY = (
-    3  # blocks of S q_decayed done as soon as their state is new; the others fill latencies at the next step's start
-)
 V_IN_FLIGHT = 3  # stages whose V the loader waits for later than it asks for it
-# where in the loop over blocks the work off the chain is placed
-BLOCK_OF_MQK, BLOCK_OF_SMALL_LOADS, BLOCK_OF_BARRIER, BLOCK_OF_STORE = 2, 4, 4, 5
 
 
 def _operand(stage, lane16, field, m=0):
     """The B fragments of block m: words (b0, b1) of the first 8 columns, (b0, b1) of the other 8."""
     return ptx.load_shared(stage + lane16, 4, field + 512 * m)
+
+
+def _triangle(words):
+    """The B fragments of a lower triangular 16x16 from its lower blocks (1, 0), (1, 1) and its corner (0, 0)."""
+    lower, inner, corner = words
+    return [corner, Int32(0), lower, inner]
 
 
 def _product(a, operand, c=(None, None)):
@@ -84,7 +96,7 @@ class Columns:
     """One compute warp's value columns: registers, and one chunk's work on them. Traced: every loop is unrolled."""
 
     def __init__(self, layout, warp, lane, state):
-        self.blocks, self.lead = range(layout.blocks), layout.lead
+        self.blocks, self.schedule = range(layout.blocks), layout.schedule
         self.a, self.t, self.lane16 = lane // 4, lane % 4, lane * 16
         tile_row = (lane & 7) + (
             lane >> 4
@@ -94,16 +106,16 @@ class Columns:
         self.state = state  # A fragments: word 32b + 4m + r
         # what the coming chunk already has
         self.u1 = cute.make_rmem_tensor(8 * layout.blocks, Float32)  # its first product, C fragments
-        self.o = cute.make_rmem_tensor(8 * layout.blocks, Float32)  # S q_decayed over the first EARLY blocks
-        self.q = cute.make_rmem_tensor(4 * (K_BLOCKS - EARLY), Int32)  # q_decayed of the other blocks
-        self.small = cute.make_rmem_tensor(10 + 4 * layout.blocks, Int32)  # INV, Mqk, beta, V
+        self.o = cute.make_rmem_tensor(8 * layout.blocks, Float32)  # S q_decayed over the first blocks (schedule.early)
+        self.q = cute.make_rmem_tensor(4 * (K_BLOCKS - self.schedule.early), Int32)  # q_decayed of the other blocks
+        self.small = cute.make_rmem_tensor(8 + 4 * layout.blocks, Int32)  # INV, Mqk, beta, V
 
     def _load_small(self, stage):
-        words = (
-            _operand(stage, self.lane16, INV)
-            + _operand(stage, self.lane16, MQK)
-            + ptx.load_shared(stage + self.t * 8, 2, BETA)
-        )
+        words = []
+        for field in (INV, MQK):
+            words += ptx.load_shared(stage + self.lane16 // 2, 2, field)
+            words.append(ptx.load_shared(stage + self.lane16 // 4, 1, field + TRIANGLE_CORNER))
+        words += ptx.load_shared(stage + self.t * 8, 2, BETA)
         for b in self.blocks:
             words += ptx.load_matrices_transposed(stage + self.value_address, 32 * b)
         _put(self.small, 0, words)
@@ -111,7 +123,7 @@ class Columns:
     def _coming(self, stage):
         """Loads of the coming chunk's k_decayed and q_decayed."""
         return _Loads(
-            self.lead,
+            self.schedule.lead,
             lambda m: (_operand(stage, self.lane16, K_DECAYED, m), _operand(stage, self.lane16, Q_DECAYED, m)),
         )
 
@@ -119,10 +131,10 @@ class Columns:
         """Block m of the coming chunk's products with the state."""
         k, q = coming.take(m)
         u1 = [_product(state[b], k, u1[b]) for b in self.blocks]
-        if m < EARLY:
+        if m < self.schedule.early:
             o = [_product(state[b], q, o[b]) for b in self.blocks]
         else:
-            _put(self.q, 4 * (m - EARLY), q)
+            _put(self.q, 4 * (m - self.schedule.early), q)
         return u1, o
 
     def _keep(self, u1, o):
@@ -145,10 +157,10 @@ class Columns:
         Stores `rows` rows of output (None: all 16). -> whether the stage after `ahead` is full, which is asked in the
         middle of the work because the answer takes longer than the loop's end can hide.
         """
-        inv, mqk, beta = _get(self.small, 0, 4), _get(self.small, 4, 4), _get(self.small, 8, 2)
+        inv, mqk, beta = _triangle(_get(self.small, 0, 3)), _triangle(_get(self.small, 3, 3)), _get(self.small, 6, 2)
         coming = self._coming(ahead)
         update = _Loads(
-            self.lead,
+            self.schedule.lead,
             lambda m: (
                 _operand(stage, self.lane16, K_RESTORED, m),
                 ptx.load_shared(stage + self.t * 16, 4, G_TOTAL + 64 * m, ptx.F32),
@@ -157,13 +169,14 @@ class Columns:
         u, o = [], []
         for b in self.blocks:
             u1 = _pack(_fragments(self.u1, b))
-            v = _get(self.small, 10 + 4 * b, 4)
+            v = _get(self.small, 8 + 4 * b, 4)
             u.append([ptx.mul_bf16(ptx.sub_bf16(v[i], u1[i]), beta[i // 2]) for i in range(4)])
         u = [_pack(_product(u[b], inv)) for b in self.blocks]
         for b in self.blocks:  # the rest of S q_decayed hides the latency of the three steps above
             o.append(_fragments(self.o, b))
-            for m in range(EARLY, K_BLOCKS):
-                o[b] = _product(_get(self.state, 32 * b + 4 * m, 4), _get(self.q, 4 * (m - EARLY), 4), o[b])
+            for m in range(self.schedule.early, K_BLOCKS):
+                q = _get(self.q, 4 * (m - self.schedule.early), 4)
+                o[b] = _product(_get(self.state, 32 * b + 4 * m, 4), q, o[b])
 
         next_u1 = next_o = [(None, None) for _ in self.blocks]
         for m in range(K_BLOCKS):
@@ -173,13 +186,13 @@ class Columns:
                 state.append(_update(_get(self.state, 32 * b + 4 * m, 4), g_total, _product(u[b], k_restored)))
                 _put(self.state, 32 * b + 4 * m, state[b])
             next_u1, next_o = self._advance(coming, m, state, next_u1, next_o)
-            if m == BLOCK_OF_BARRIER:
+            if m == self.schedule.barrier:
                 ready = ptx.barrier_try(next_full, next_parity)
-            if m == BLOCK_OF_MQK:
+            if m == self.schedule.mqk:
                 o2 = [_pack(_product(u[b], mqk)) for b in self.blocks]
-            if m == BLOCK_OF_SMALL_LOADS:
+            if m == self.schedule.small_loads:
                 self._load_small(ahead)
-            if m == BLOCK_OF_STORE:
+            if m == self.schedule.store:
                 for b in self.blocks:
                     self._store(_pack(o[b]), o2[b], out_row, out_half, 32 * b, rows)
         self._keep(next_u1, next_o)
@@ -195,18 +208,40 @@ class Columns:
                 ptx.store_global_if(rows, row, address, (word,), offset + 16 * (i % 2))
 
 
+@cute.jit
+def _store_state(state, blocks: cutlass.Constexpr, address, first, dtype, zero):
+    """The lane's part of a state to `address`, whose element `first` is its first; dtype 0 stores nothing.
+
+    `zero` is 0, but not to the compiler's knowledge: what is stored are copies. A vector store of the state's own
+    registers would have them paired for it, and moved about at each turn of the loop (40 ... 190 instructions).
+    """
+    for b in cutlass.range_constexpr(blocks):
+        for m in cutlass.range_constexpr(K_BLOCKS):
+            for r in cutlass.range_constexpr(2):
+                element = first + (b * 2048 + r * 1024 + 16 * m)
+                lo, hi = state[b * 32 + 4 * m + r] ^ zero, state[b * 32 + 4 * m + 2 + r] ^ zero
+                if dtype == 1:
+                    ptx.store_global(address + 2 * element, (lo, hi))
+                if dtype == 2:
+                    x = (ptx.low_bf16(lo), ptx.high_bf16(lo), ptx.low_bf16(hi), ptx.high_bf16(hi))
+                    ptx.store_global(address + 4 * element, x)
+
+
 def trace(spec):
     layout = RecurrenceLayout(spec.bv)
-    B = layout.blocks
+    B, STAGES = layout.blocks, layout.stages
 
     @cute.kernel
     def recurrence(
         v: Int64, out: Int64, workspace: Int64, initial_state: Int64, final_state: Int64, cu_seqlens: Int64,
+        state_indices: Int64, has_initial_state: Int64, checkpoints: Int64, checkpoint_cu_starts: Int64,
         v_stride_b: Int64, v_stride_t: Int64, v_stride_h: Int64,
         out_stride_b: Int64, out_stride_t: Int64, out_stride_h: Int64,
-        initial_stride_n: Int64, final_stride_n: Int64,
+        initial_stride_n: Int64, final_stride_n: Int64, checkpoint_stride_n: Int64,
         seqlen: Int32, num_seqs: Int32, num_heads: Int32, total_tiles: Int32,
         cu_seqlens_is_int64: Int32, initial_dtype: Int32, final_dtype: Int32,
+        state_indices_is_int64: Int32, num_slots: Int32,
+        checkpoint_dtype: Int32, num_checkpoints: Int32, checkpoint_chunks: Int32, checkpoint_starts_is_int64: Int32,
     ):  # fmt: skip
         cta = cute.arch.block_idx()[0]
         thread = cute.arch.thread_idx()[0]
@@ -229,6 +264,16 @@ def trace(spec):
             batch = n
             tile = n * chunks_of(seqlen)
         chunks = chunks_of(length)
+        slot = n
+        if state_indices != Int64(0):
+            index = ptx.load_index(state_indices, n, state_indices_is_int64)
+            slot = Int32(index)
+            if ptx.outside(index, num_slots) != 0:  # a padding request: no state of it is read or written, no token
+                length = Int32(-1)
+                initial_dtype = Int32(0)
+                final_dtype = Int32(0)
+        if ptx.load_flag(has_initial_state, n) == 0:
+            initial_dtype = Int32(0)
         if length < 0:
             length = Int32(0)
             chunks = Int32(0)
@@ -242,6 +287,8 @@ def trace(spec):
             ptx.barrier_init_fence()
         cute.arch.sync_threads()
 
+        if cutlass.const_expr(layout.loader_registers > 0) and warp >= layout.warps:
+            ptx.fewer_registers(layout.loader_registers)
         if warp == layout.warps:
             # ---- loader: keeps the ring of records and V tiles full
             record = workspace + (Int64(head) * Int64(total_tiles) + Int64(tile)) * RECORD_BYTES
@@ -297,17 +344,22 @@ def trace(spec):
                 landed += 8
                 if landed == end:
                     landed = full
-        else:
+        if warp < layout.warps:
+            if cutlass.const_expr(layout.compute_registers > 0):
+                ptx.more_registers(layout.compute_registers)
             state = cute.make_rmem_tensor(B * 32, Int32)
             own = column + warp * 16 * B
 
+            zero = initial_dtype >> 2
+
             # ---- initial state: lane (a, t) holds rows a, a+8 and key channels 16m + 4t ... + 3 of each block
-            base = Int64(n) * initial_stride_n + Int64(head) * 16384 + Int64(own) * 128
+            within = Int64(head) * 16384 + Int64(own * 128 + a * 128 + 4 * t)
+            base = Int64(slot) * initial_stride_n + within
             for b in cutlass.range_constexpr(B):
                 for m in cutlass.range_constexpr(K_BLOCKS):
                     for r in cutlass.range_constexpr(2):
                         lo, hi = Int32(0), Int32(0)
-                        element = base + Int64(b * 2048 + (a + 8 * r) * 128 + 16 * m + 4 * t)
+                        element = base + (b * 2048 + r * 1024 + 16 * m)
                         if initial_dtype == 1:
                             lo, hi = ptx.load_global(initial_state + 2 * element, 2)
                         if initial_dtype == 2:
@@ -333,55 +385,72 @@ def trace(spec):
                 stage, ahead = ring, ring + layout.stage
                 stage_full, ahead_full = full, full + 8
                 parity = Int32(0)
+                # One turn without checkpoints; with them, a turn stores the state and does the chunks to the next one.
+                turns, count, left = Int32(1), length // 16, length // 16
+                row, row_end = Int32(0), Int32(0)
+                if checkpoint_dtype != 0:
+                    count = checkpoint_chunks
+                    turns = (chunks + count - 1) // count
+                    row = n * turns
+                    row_end = row + turns
+                    if checkpoint_cu_starts != Int64(0):
+                        # may begin before row 0; no sequence has 2**30 checkpoints
+                        row = offset(checkpoint_cu_starts, n, checkpoint_starts_is_int64, num_checkpoints, -(2**30))
+                        row_end = offset(checkpoint_cu_starts, n + 1, checkpoint_starts_is_int64, num_checkpoints)
+                    if row_end > num_checkpoints:
+                        row_end = num_checkpoints
                 ready = ptx.barrier_try(ahead_full, parity)
-                for _ in cutlass.range(length // 16, unroll=1):
-                    if ready == 0:
-                        ptx.barrier_wait(ahead_full, parity)
-                    next_stage, next_full = ahead + layout.stage, ahead_full + 8
-                    if ahead == last:
-                        next_stage, next_full = ring, full
-                        parity ^= 1
-                    ready = step(stage, ahead, next_full, parity, out_row, out_half)
-                    ptx.barrier_arrive(stage_full + 8 * STAGES)
-                    out_row += 2 * out_half
-                    stage, stage_full = ahead, ahead_full
-                    ahead, ahead_full = next_stage, next_full
+                for _ in cutlass.range(turns, unroll=1):
+                    if row >= 0 and row < row_end:
+                        first = Int64(row) * checkpoint_stride_n + within
+                        _store_state(state, B, checkpoints, first, checkpoint_dtype, zero)
+                    row += 1
+                    if count > left:
+                        count = left
+                    left -= count
+                    for _ in cutlass.range(count, unroll=1):
+                        if ready == 0:
+                            ptx.barrier_wait(ahead_full, parity)
+                        next_stage, next_full = ahead + layout.stage, ahead_full + 8
+                        if ahead == last:
+                            next_stage, next_full = ring, full
+                            parity ^= 1
+                        ready = step(stage, ahead, next_full, parity, out_row, out_half)
+                        ptx.barrier_arrive(stage_full + 8 * STAGES)
+                        out_row += 2 * out_half
+                        stage, stage_full = ahead, ahead_full
+                        ahead, ahead_full = next_stage, next_full
                 if length % 16 > 0:
                     if ready == 0:
                         ptx.barrier_wait(ahead_full, parity)
                     step(stage, ahead, full, parity, out_row, out_half, length % 16)
 
-            # ---- final state
-            base = Int64(n) * final_stride_n + Int64(head) * 16384 + Int64(own) * 128
-            for b in cutlass.range_constexpr(B):
-                for m in cutlass.range_constexpr(K_BLOCKS):
-                    for r in cutlass.range_constexpr(2):
-                        element = base + Int64(b * 2048 + (a + 8 * r) * 128 + 16 * m + 4 * t)
-                        lo, hi = state[b * 32 + 4 * m + r], state[b * 32 + 4 * m + 2 + r]
-                        if final_dtype == 1:
-                            ptx.store_global(final_state + 2 * element, (lo, hi))
-                        if final_dtype == 2:
-                            x = (ptx.low_bf16(lo), ptx.high_bf16(lo), ptx.low_bf16(hi), ptx.high_bf16(hi))
-                            ptx.store_global(final_state + 4 * element, x)
+            _store_state(state, B, final_state, Int64(slot) * final_stride_n + within, final_dtype, zero)
 
     @cute.jit
     def host(
         v: Int64, out: Int64, workspace: Int64, initial_state: Int64, final_state: Int64, cu_seqlens: Int64,
+        state_indices: Int64, has_initial_state: Int64, checkpoints: Int64, checkpoint_cu_starts: Int64,
         v_stride_b: Int64, v_stride_t: Int64, v_stride_h: Int64,
         out_stride_b: Int64, out_stride_t: Int64, out_stride_h: Int64,
-        initial_stride_n: Int64, final_stride_n: Int64,
+        initial_stride_n: Int64, final_stride_n: Int64, checkpoint_stride_n: Int64,
         seqlen: Int32, num_seqs: Int32, num_heads: Int32, total_tiles: Int32,
         cu_seqlens_is_int64: Int32, initial_dtype: Int32, final_dtype: Int32,
+        state_indices_is_int64: Int32, num_slots: Int32,
+        checkpoint_dtype: Int32, num_checkpoints: Int32, checkpoint_chunks: Int32, checkpoint_starts_is_int64: Int32,
     ):  # fmt: skip
         recurrence(
             v, out, workspace, initial_state, final_state, cu_seqlens,
+            state_indices, has_initial_state, checkpoints, checkpoint_cu_starts,
             v_stride_b, v_stride_t, v_stride_h, out_stride_b, out_stride_t, out_stride_h,
-            initial_stride_n, final_stride_n,
+            initial_stride_n, final_stride_n, checkpoint_stride_n,
             seqlen, num_seqs, num_heads, total_tiles, cu_seqlens_is_int64, initial_dtype, final_dtype,
+            state_indices_is_int64, num_slots,
+            checkpoint_dtype, num_checkpoints, checkpoint_chunks, checkpoint_starts_is_int64,
         ).launch(
             grid=(1, 1, 1), block=(layout.threads, 1, 1), smem=layout.shared_memory,
-            min_blocks_per_mp=layout.launch_bound,
+            min_blocks_per_mp=layout.schedule.launch_bound,
             preferred_smem_carveout=100,  # the DSL would ask the driver for one
         )  # fmt: skip
 
-    return host, (*[Int64(0)] * 14, *[Int32(0)] * 7)
+    return host, (*[Int64(0)] * 19, *[Int32(0)] * 13)

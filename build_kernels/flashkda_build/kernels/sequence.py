@@ -7,10 +7,10 @@ from cutlass import Int32, Int64
 from . import ptx
 
 
-def offset(cu_seqlens, index, is_int64, seqlen):
-    """cu_seqlens[index] clamped to [0, seqlen], so that no value in it can lead outside the tensors."""
+def offset(cu_seqlens, index, is_int64, most, least=0):
+    """cu_seqlens[index] clamped to [least, most], so that no value in it can lead outside the tensors."""
     value = ptx.load_index(cu_seqlens, index, is_int64)
-    return Int32(ptx.min_i64(ptx.max_i64(value, Int64(0)), Int64(seqlen)))
+    return Int32(ptx.min_i64(ptx.max_i64(value, Int64(least)), Int64(most)))
 
 
 def packed_tile_base(begin, n):

@@ -1,7 +1,8 @@
 """The workspace record in plain arrays: undoes, and redoes, the fragment order in which the kernels store it.
 
-Matrices lie in the order of mma.m16n8k16 B fragments, 16 bytes a lane: lane = 4*a + t, 32-bit word r of the lane's
-four, half e of the word. Values are bits: bf16 as uint16, fp32 as uint32.
+Matrices lie in the order of mma.m16n8k16 B fragments: lane = 4*a + t, 32-bit word r of the lane's four, half e of the
+word. Of the lower triangular ones, inv and mqk, only three 8x8 blocks are stored. Values are bits: bf16 as uint16,
+fp32 as uint32.
 """
 
 from functools import cache
@@ -11,28 +12,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashkda.goldens.cases import CHUNK, HEAD_DIM, Case
-from flashkda.manifest import DTYPE_BYTES, Record
+from flashkda.manifest import Record
 
 Bits: TypeAlias = "NDArray[np.generic]"
 
 _WORDS: dict[str, type[np.uint16] | type[np.uint32]] = {"bf16": np.uint16, "fp32": np.uint32}
 _PAST_END = ("q_decayed", "mqk")
+_TRIANGLES = ("inv", "mqk")
+_UPPER_RIGHT = (np.arange(CHUNK)[:, None] < 8) & (np.arange(CHUNK) >= 8)
 #: What the recording left in tiles that no sequence owns.
 _UNWRITTEN = 0xABABABAB
 
 
+def plain_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a field's array; `shape` is that of what is stored, without blocks of zeros."""
+    return (CHUNK, CHUNK) if name in _TRIANGLES else shape
+
+
 @cache
 def stored_order(name: str, shape: tuple[int, ...]) -> NDArray[np.intp]:
-    """For each stored element of a field, its flat index in the row-major array of `shape`."""
+    """For each stored element of a field, its flat index in the row-major array of `plain_shape`."""
     if name in ("k_decayed", "q_decayed"):
         m, a, t, r, e = np.indices((HEAD_DIM // 16, 8, 4, 4, 2))
         row, column = a + 8 * (r >> 1), 16 * m + 4 * t + 2 * (r & 1) + e
     elif name == "k_restored":
         m, a, t, r, e = np.indices((HEAD_DIM // 16, 8, 4, 4, 2))
         row, column = 2 * t + e + 8 * (r & 1), 16 * m + 4 * (a >> 1) + 2 * (r >> 1) + (a & 1)
-    elif name in ("inv", "mqk"):
-        a, t, r, e = np.indices((8, 4, 4, 2))
-        row, column = a + 8 * (r >> 1), 2 * t + e + 8 * (r & 1)
+    elif name in _TRIANGLES:
+        # words 2 and 3 of every lane (rows 8 ... 15), then word 0; word 1 is the block of zeros
+        a, t, r, e = np.indices((8, 4, 2, 2))
+        lower = (CHUNK * (a + 8) + 2 * t + e + 8 * r).ravel()
+        a, t, e = np.indices((8, 4, 2))
+        return np.concatenate([lower, (CHUNK * a + 2 * t + e).ravel()])
     elif name == "beta_sigmoid":
         t, h, e = np.indices((4, 2, 2))
         return (2 * t + e + 8 * h).ravel()
@@ -42,14 +53,15 @@ def stored_order(name: str, shape: tuple[int, ...]) -> NDArray[np.intp]:
 
 
 def decode_records(raw: NDArray[np.uint8], record: Record) -> dict[str, Bits]:
-    """Bytes of n records -> the record's arrays by field name, each [n, *shape]."""
+    """Bytes of n records -> the record's arrays by field name, each [n, *plain_shape]."""
     rows = np.ascontiguousarray(raw).reshape(-1, record.bytes)
     arrays: dict[str, Bits] = {}
     for field in record.fields:
         stored = np.ascontiguousarray(rows[:, field.offset : field.offset + field.bytes]).view(_WORDS[field.dtype])
-        plain = np.empty_like(stored)
+        shape = plain_shape(field.name, field.shape)
+        plain = np.zeros((len(rows), int(np.prod(shape))), dtype=stored.dtype)
         plain[:, stored_order(field.name, field.shape)] = stored
-        arrays[field.name] = plain.reshape(len(rows), *field.shape)
+        arrays[field.name] = plain.reshape(len(rows), *shape)
     return arrays
 
 
@@ -58,7 +70,7 @@ def encode_records(arrays: dict[str, Bits], record: Record) -> NDArray[np.uint8]
     count = len(next(iter(arrays.values())))
     rows: NDArray[np.uint8] = np.zeros((count, record.bytes), dtype=np.uint8)
     for field in record.fields:
-        plain = arrays[field.name].reshape(count, field.bytes // DTYPE_BYTES[field.dtype])
+        plain = arrays[field.name].reshape(count, -1)
         stored = np.ascontiguousarray(plain[:, stored_order(field.name, field.shape)])
         rows[:, field.offset : field.offset + field.bytes] = stored.view(np.uint8)
     return rows.reshape(-1)
@@ -77,7 +89,8 @@ def as_recorded(case: Case, decoded: dict[str, Bits]) -> dict[str, Bits]:
     """Decoded records of a call -> the arrays that the digests are of, each [H, tiles, *shape].
 
     The original numbers tiles without gaps and leaves the unused ones at the end; rows past a sequence's end are not
-    part of the contract (q_decayed, mqk) and are zeroed. beta_sigmoid is this package's own and has no counterpart.
+    part of the contract (q_decayed, mqk) and are zeroed. Its inv has the block of zeros too, and there a NaN takes the
+    whole matrix. beta_sigmoid is this package's own and has no counterpart.
     """
     bases, tiles = tile_bases(case)
     recorded_tiles = tiles if case.cu_seqlens is None else -(-case.T // CHUNK) + len(case.sequences)
@@ -85,7 +98,9 @@ def as_recorded(case: Case, decoded: dict[str, Bits]) -> dict[str, Bits]:
     for name, array in decoded.items():
         if name == "beta_sigmoid":
             continue
-        ours = array.reshape(case.H, tiles, *array.shape[1:])
+        ours = array.reshape(case.H, tiles, *array.shape[1:]).copy()
+        if name == "inv":
+            ours[(ours[..., :1, :1] & 0x7FFF > 0x7F80) & _UPPER_RIGHT] = 0x7FFF
         dense = np.full((case.H, recorded_tiles, *array.shape[1:]), 0, dtype=array.dtype)
         dense[...] = np.array(_UNWRITTEN & np.iinfo(array.dtype).max, dtype=array.dtype)
         tile = 0
