@@ -25,6 +25,7 @@ from .errors import BuildError
 from .manifest import MANIFEST, damaged_files, differences, read_manifest
 from .sass import AUDITED
 from .spec import load_kernels
+from .tune import tune as tune_schedules
 
 Row = Iterable[object]
 
@@ -259,6 +260,21 @@ def audit(ctx: click.Context, folder: Path, as_json: bool) -> None:
         click.echo(f"{findings} findings" if findings else "no findings")
     if findings:
         ctx.exit(1)
+
+
+@main.command()
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option("--arch", metavar="ARCH", required=True, help="The architecture to search for: h200, sm_90a, ...")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=50, show_default=True, help="How many; the first is today's."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, other candidates.")
+def tune(output: Path, arch: str, count: int, seed: int) -> None:
+    """Build COUNT variants of the recurrence's schedules into OUTPUT, to be timed with tests/gpu/compare_builds.py."""
+    (architecture,) = parse_architectures((arch,))
+    with _progress(count) as progress:
+        folders = tune_schedules(output, architecture, count, seed, progress)
+    click.echo(f"{output}: {len(folders)} builds for {architecture.name}")
 
 
 def _show(variant: Variant) -> None:

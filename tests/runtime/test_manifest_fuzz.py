@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashkda.errors import ArtifactError
@@ -31,6 +31,9 @@ scalars = (
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
 )
+
+# A busy machine is not a fault of the reader's.
+patient = settings(deadline=None)
 
 
 def places(node: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
@@ -60,21 +63,25 @@ def read(text: str | bytes) -> Manifest | None:
     return model
 
 
+@patient
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_any_bytes_and_any_text(text: str | bytes) -> None:
     assert read(text) is None
 
 
+@patient
 @given(values)
 def test_any_json(value: Any) -> None:
     assert read(json.dumps(value)) is None
 
 
+@patient
 @given(st.dictionaries(st.sampled_from(TOP), values).map(lambda top: {**top, "schema_version": 1}))
 def test_any_values_at_the_top(raw: dict[str, Any]) -> None:
     assert read(json.dumps(raw)) is None
 
 
+@patient
 @given(data=st.data())
 def test_a_sound_manifest_with_one_value_replaced(manifest_text: str, data: st.DataObject) -> None:
     raw = json.loads(manifest_text)
@@ -99,6 +106,7 @@ def test_a_sound_manifest_with_one_value_replaced(manifest_text: str, data: st.D
     read(json.dumps(raw))
 
 
+@patient
 @given(data=st.data())
 def test_a_sound_manifest_with_bytes_changed(manifest_text: str, data: st.DataObject) -> None:
     text = bytearray(manifest_text.encode())
@@ -107,6 +115,7 @@ def test_a_sound_manifest_with_bytes_changed(manifest_text: str, data: st.DataOb
     read(bytes(text))
 
 
+@patient
 @given(data=st.data())
 def test_a_truncated_manifest(manifest_text: str, data: st.DataObject) -> None:
     assert read(manifest_text[: data.draw(st.integers(0, len(manifest_text) - 1))]) is None
