@@ -5,6 +5,7 @@ Run as a program it writes what was measured between README.md's marks.
 
 import ast
 import inspect
+import json
 import re
 import shlex
 from pathlib import Path
@@ -278,16 +279,14 @@ def numbers(report: dict[str, Any], plot: Path) -> str:
     """A report as "Numbers" shows it: what ran where, its figure, and the automatic choice on the usual shapes."""
     automatic = [row for row in report["rows"] if row["bv"] is None]
     plain = [row for row in automatic if not row.get("checkpoint_every")]
-    peers = [by for by in ("flash_kda", "fla") if any(row["by"] == by for row in plain)]
+    original = any(row["by"] == "flash_kda" for row in plain)
     text = [
         f"{provenance(report['header'])}, SM clock {report['header']['clock_mhz']:.0f} MHz.",
         "Medians in us. floor: the chain of dependent instructions. speed-up: over `flash_kda`, both kernels.",
     ]
-    if "fla" in peers:
-        text.append("`fla`: flash-linear-attention's Triton kernels, whose bits differ.")
     text += ["", f"![speed-ups by heads, times by tokens and by BV]({plot.as_posix()})", ""]
     text += table_of(
-        "T", "heads", "BV", "prepare", "recurrence", "both", *(f"`{by}`" for by in peers), "speed-up", "floor"
+        "T", "heads", "BV", "prepare", "recurrence", "both", *(["`flash_kda`"] if original else []), "speed-up", "floor"
     )
     shown: dict[tuple[str, int], dict[tuple[str, str], dict[str, Any]]] = {}
     for row in plain:
@@ -297,7 +296,7 @@ def numbers(report: dict[str, Any], plot: Path) -> str:
         both = rows["flashkda", "both"]
         keys = (
             *(("flashkda", kernel) for kernel in ("prepare", "recurrence", "both")),
-            *((by, "both") for by in peers),
+            *([("flash_kda", "both")] if original else []),
         )
         times = [f"{rows[key]['us']['median']:.0f}" if key in rows else "" for key in keys]
         faster = "" if both["speed_up"] is None else f"{both['speed_up']:.2f}"
@@ -316,6 +315,39 @@ def numbers(report: dict[str, Any], plot: Path) -> str:
         cells = [row["shape"], str(row["heads"]), str(row["checkpoint_every"]), f"{us:.0f}", f"{without:.0f}"]
         text.append(row_of([*cells, f"{100 * (us / without - 1):.1f} %"]))
     return "\n".join(text)
+
+
+def by_subject(report: dict[str, Any]) -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
+    """By (shape, heads), and by whose: both kernels as one calls them."""
+    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in report["rows"]:
+        if row["kernel"] == "both" and row["bv"] is None and not row.get("checkpoint_every"):
+            found.setdefault((row["shape"], row["heads"]), {})[row["by"]] = row
+    return found
+
+
+def against_fla(report: dict[str, Any]) -> str:
+    """What a report has beside flash-linear-attention; nothing if that took no part."""
+    compared = {shape: rows for shape, rows in by_subject(report).items() if "fla" in rows}
+    if not compared:
+        return ""
+    header = report["header"]
+    text = [
+        f"Against flash-linear-attention's Triton path (`fla` {header['peers']['fla']}), whose bits differ; medians in "
+        "us of both kernels, in one process:", "",
+        f"{provenance(header)}, torch {header['torch']}, SM clock {header['clock_mhz']:.0f} MHz.", "",
+        *table_of("T", "heads", "both", "`fla`", "ratio"),
+    ]  # fmt: skip
+    for (shape, heads), rows in compared.items():
+        ours, theirs = (rows[by]["us"]["median"] for by in ("flashkda", "fla"))
+        text.append(row_of([shape, str(heads), f"{ours:.0f}", f"{theirs:.0f}", f"{theirs / ours:.2f}"]))
+    return "\n".join(text)
+
+
+def is_against_fla_alone(report: dict[str, Any]) -> bool:
+    """Whether a report was measured for `against_fla` and shows nothing else."""
+    subjects = {row["by"] for row in report["rows"]}
+    return "fla" in subjects and "flash_kda" not in subjects
 
 
 def production(report: dict[str, Any]) -> str:
@@ -340,14 +372,18 @@ def production(report: dict[str, Any]) -> str:
     return "\n".join(text)
 
 
-def measured() -> dict[str, str]:
-    """By mark, what stands between it and its end in README.md."""
-    reports = {file: load_report(file) for file in sorted((ROOT / MEASUREMENTS).glob("*.json"))}
+def measured(folder: Path) -> dict[str, str]:
+    """By mark, what stands between it and its end in README.md. folder: of the reports."""
+    # By stem: a GPU's first file is the one that the others add to.
+    files = sorted(folder.glob("*.json"), key=lambda file: file.stem)
+    reports = {file.stem: load_report(file) for file in files}
+    usual = {stem: report for stem, report in reports.items() if not is_against_fla_alone(report)}
     found = {
         "numbers": [
-            numbers(report, MEASUREMENTS / f"{file.stem}.png") for file, report in reports.items() if report["rows"]
+            *(numbers(report, MEASUREMENTS / f"{stem}.png") for stem, report in usual.items() if report["rows"]),
+            *filter(None, map(against_fla, reports.values())),
         ],
-        "production": [production(report) for report in reports.values() if report["cold_start"] or report["host"]],
+        "production": [production(report) for report in usual.values() if report["cold_start"] or report["host"]],
     }
     nothing = "No measurement of this version is in the repository yet."
     return {mark: "\n\n".join(texts) or nothing for mark, texts in found.items()}
@@ -355,7 +391,7 @@ def measured() -> dict[str, str]:
 
 def with_measured(readme: str) -> str:
     """README.md with what was measured in it."""
-    for mark, text in measured().items():
+    for mark, text in measured(ROOT / MEASUREMENTS).items():
         before, rest = readme.split(f"<!-- {mark} -->\n")
         after = rest.split(f"<!-- /{mark} -->\n")[1]
         readme = f"{before}<!-- {mark} -->\n{text}\n<!-- /{mark} -->\n{after}"
@@ -364,7 +400,7 @@ def with_measured(readme: str) -> str:
 
 HEADER = {
     "device": "Made-up GPU", "driver_release": "580.1", "clock_mhz": 1980.0, "flashkda": "0.1.0", "commit": "0123ab",
-    "torch": "2.99", "python": "3.13",
+    "torch": "2.99", "python": "3.13", "peers": {"flash_kda": "1ce47ea", "fla": "0.6.0"},
 }  # fmt: skip
 
 
@@ -398,18 +434,77 @@ def test_numbers_are_the_automatic_choice_on_the_usual_shapes() -> None:
     ]
 
 
-def test_numbers_have_flash_linear_attention_and_checkpoints_where_they_were_measured() -> None:
+def test_numbers_have_checkpoints_where_they_were_measured() -> None:
     rows = [
         make_row("flashkda", "both", 200.0, heads=12, checkpoint_every=None),
         make_row("flashkda", "both", 207.0, heads=12, checkpoint_every=64),
-        make_row("fla", "both", 1234.5, heads=12, bv_used=None, checkpoint_every=None),
         make_row("flashkda", "both", 190.0, heads=6),
     ]
     lines = numbers({"header": HEADER, "rows": rows}, Path("one.png")).splitlines()
-    assert "| T | heads | BV | prepare | recurrence | both | `fla` | speed-up | floor |" in lines
-    assert "| 8192 | 12 | 32 |  |  | 200 | 1234 |  | 93 |" in lines
-    assert "| 8192 | 6 | 32 |  |  | 190 |  |  | 93 |" in lines
+    assert "| T | heads | BV | prepare | recurrence | both | speed-up | floor |" in lines
+    assert "| 8192 | 12 | 32 |  |  | 200 |  | 93 |" in lines
+    assert "| 8192 | 6 | 32 |  |  | 190 |  | 93 |" in lines
     assert lines[-1] == "| 8192 | 12 | 64 | 207 | 200 | 3.5 % |"
+
+
+def fla_rows() -> list[dict[str, Any]]:
+    return [
+        make_row("flashkda", "both", 300.0),
+        make_row("flashkda", "both", 310.0, checkpoint_every=64),
+        make_row("flashkda", "both", 290.0, bv=64),
+        make_row("flashkda", "recurrence", 200.0),
+        make_row("fla", "both", 1234.0, bv_used=None),
+        make_row("flashkda", "both", 190.0, heads=6),
+    ]
+
+
+def test_flash_linear_attention_has_a_table_of_what_was_measured_beside_it() -> None:
+    text = against_fla({"header": HEADER, "rows": fla_rows()})
+    assert "`fla` 0.6.0" in text
+    assert "Made-up GPU, driver 580.1, flashkda 0.1.0, commit 0123ab, torch 2.99, SM clock 1980 MHz." in text
+    assert text.splitlines()[-3:] == [
+        "| T | heads | both | `fla` | ratio |",
+        "|---|---|---|---|---|",
+        "| 8192 | 24 | 300 | 1234 | 4.11 |",
+    ]
+    assert against_fla({"header": HEADER, "rows": fla_rows()[:4]}) == ""
+
+
+def write_measured(folder: Path, **reports: dict[str, Any]) -> dict[str, str]:
+    """What README.md gets of these reports, by the stem of their files; a report's missing parts are empty."""
+    for stem, report in reports.items():
+        whole = {"report_version": 1, "header": HEADER, "rows": [], "host": [], "cold_start": []} | report
+        (folder / f"{stem.replace('_', '-')}.json").write_text(json.dumps(whole))
+    return measured(folder)
+
+
+US = {"median": 20.0, "lower_quartile": 19.0, "upper_quartile": 21.0}
+HOST = [{"call": "flashkda.fwd, workspace given", "shape": "256", "heads": 6, "us": US}]
+COLD = [{"by": "flashkda", "runs": 10, "ms": {"total": US}}]
+
+
+def test_three_files_say_what_one_file_with_all_of_it_does(tmp_path: Path) -> None:
+    rows = [make_row("flashkda", "both", 310.5), make_row("flash_kda", "both", 940.0, bv_used=None)]
+    (tmp_path / "apart").mkdir()
+    apart = write_measured(
+        tmp_path / "apart",
+        gpu={"rows": rows, "host": HOST},
+        gpu_fla={"rows": fla_rows(), "host": HOST},
+        gpu_cold={"cold_start": COLD},
+    )
+    numbers_text, production_text = apart["numbers"], apart["production"]
+    assert numbers_text.count(".png") == 1 and "measurements/gpu.png" in numbers_text
+    assert numbers_text.index("| 8192 | 24 | 32 |") < numbers_text.index("Against flash-linear-attention")
+    # The host's time was measured beside either peer, and is told once.
+    assert production_text.count("workspace given") == production_text.count("| `flashkda` | 10 |") == 1
+    (tmp_path / "one").mkdir()
+    one = write_measured(tmp_path / "one", gpu={"rows": [*rows, fla_rows()[4]], "host": HOST, "cold_start": COLD})
+    assert "`flash_kda`" in one["numbers"] and "| 8192 | 24 | 310 | 1234 | 3.97 |" in one["numbers"]
+    assert set(production_text.splitlines()) == set(one["production"].splitlines())
+
+
+def test_without_reports_nothing_is_said_to_be_measured(tmp_path: Path) -> None:
+    assert all("No measurement" in text for text in write_measured(tmp_path).values())
 
 
 def test_production_figures_are_cold_starts_in_order_and_host_times() -> None:

@@ -1,29 +1,32 @@
 """`flashkda bench`: how fast the kernels are on this machine's GPU, beside their floor and other implementations.
 
-A report is a plain dictionary: `header` (what ran where), `rows` (a variant on a shape), `host` (eager calls) and
-`cold_start` (fresh processes). Times are microseconds a call, in cold_start milliseconds.
+A report is a plain dictionary: `header` (what ran where, and whether it is `complete`), `rows` (a variant on a shape),
+`host` (eager calls) and `cold_start` (fresh processes). Times are microseconds a call, in cold_start milliseconds.
 """
 
 import json
+import os
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from flashkda import __version__
 from flashkda.bench_commit import checkout_commit
-from flashkda.bench_peers import ORIGINAL, Absent, Peer, find_peer
+from flashkda.bench_peers import FLA, ORIGINAL, OURS, USUAL_PEERS, Absent, Peer, find_peer, require_present
 from flashkda.bench_shapes import (
     Shape,
     chain_floor_us,
     checkpoints_of,
     copies_past_l2,
     cycles_a_chunk,
+    expected_seconds,
     moved_bytes,
-    timed_on,
 )
 from flashkda.errors import FlashKDAError
 from flashkda.resolver import cuda_version
@@ -41,34 +44,83 @@ _SAME = ("reference", "equal")
 
 
 def measure(
-    device: int, shapes: Sequence[Shape], samples: int, peers: Sequence[str], tell: Callable[[str], None]
+    device: int,
+    shapes: Sequence[Shape],
+    samples: int,
+    peers: Sequence[str] | None,
+    tell: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Measure every shape, and the host time of eager calls.
 
-    device: index among the visible ones; samples: a variant; peers: names of
-    `flashkda.bench_peers.PEERS` to compare with where importable; tell: takes a line about what is being done.
-    Raises `FlashKDAError` where the benchmark cannot run (no torch, no device, no artifact for it).
+    device: index among the visible ones; samples: a variant; peers: names of `flashkda.bench_peers.PEERS` to compare
+    with, None for the usual ones where they can be imported; tell: takes a line about what is being done; keep: takes
+    the report so far, before the first shape and after each.
+    Raises `FlashKDAError` where the benchmark cannot run (no torch, no device, no artifact for it, no such peer).
     """
+    begin = perf_counter()
+    seconds = expected_seconds(shapes, tuned=FLA in (peers or ()))
+    tell(f"{len(shapes)} shapes: on an H200 about {seconds:.0f} s once ready")
     bench = _Bench(device, peers)
-    rows = []
+    tell(f"ready after {perf_counter() - begin:.1f} s")
+    rows: list[dict[str, Any]] = []
+    keep(bench.report(progress=f"0 of {len(shapes)} shapes"))
     for number, shape in enumerate(shapes, 1):
-        tell(f"{number} of {len(shapes)}: T={shape.label} H={shape.heads}")
+        progress = f"{number} of {len(shapes)}"
+        tell(f"{progress}: T={shape.label} H={shape.heads}")
+        before = perf_counter()
         rows += bench.measure_shape(shape, samples, tell)
+        now = perf_counter()
+        tell(f"  {now - before:.1f} s, {now - begin:.0f} s so far")
+        keep(bench.report(rows=rows, progress=f"{progress} shapes"))
     tell("host time of eager calls")
-    return bench.report(rows, bench.host_rows(tell), [])
+    report = bench.report(rows=rows, host=bench.host_rows(tell))
+    keep(report)
+    return report
 
 
-def measure_cold_start(device: int, peers: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+def measure_cold_start(
+    device: int,
+    processes: int,
+    peers: Sequence[str] | None,
+    tell: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
     """Measure process start to first result in fresh processes; a peer that fails is left out, with the reason.
 
+    processes: of each; the others as in `measure`, the report so far being kept after each process.
     Raises `FlashKDAError`.
     """
-    from flashkda.bench_cold import cold_rows
+    from flashkda.bench_cold import ColdStarts
 
     bench = _Bench(device, ())
-    rows, left_out = cold_rows(device, peers, tell)
-    bench.left_out.update(left_out)
-    return bench.report([], [], rows)
+    starts = ColdStarts(device, processes, peers)
+
+    def report(progress: str | None) -> dict[str, Any]:
+        bench.left_out = starts.left_out
+        return bench.report(cold_start=starts.rows(), progress=progress)
+
+    for progress in starts.run(tell):
+        keep(report(progress))
+    complete = report(None)
+    keep(complete)
+    return complete
+
+
+def write_report(report: dict[str, Any], file: Path) -> None:
+    """Write a report as JSON, whole or not at all: a reader finds the old one or the new. Raises `FlashKDAError`."""
+    target = file.resolve()
+    if target.exists() and not target.is_file():
+        raise FlashKDAError(f"{file} is not a regular file, which the report would replace")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise FlashKDAError(f"cannot write the report {file}: {error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def same_bits_everywhere(report: dict[str, Any]) -> bool:
@@ -77,7 +129,10 @@ def same_bits_everywhere(report: dict[str, Any]) -> bool:
 
 
 def load_report(file: Path) -> dict[str, Any]:
-    """A report that `flashkda bench --json` wrote, also before it had rows with checkpoints. Raises `FlashKDAError`."""
+    """A report that `flashkda bench --json` wrote, also before it had checkpoints or could be incomplete.
+
+    Raises `FlashKDAError`.
+    """
     try:
         report: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -87,15 +142,16 @@ def load_report(file: Path) -> dict[str, Any]:
         raise FlashKDAError(
             f"{file} is not a benchmark report of version {REPORT_VERSION}; write one with flashkda bench --json"
         )
+    report["header"].setdefault("complete", True)
     for row in report["rows"]:
         row.setdefault("checkpoint_every", None)
     return report
 
 
 class _Bench:
-    """A device made ready: its kernels loaded, its clock open, the peers imported."""
+    """A device made ready: its kernels loaded, its clock open, the peers imported; all must be there if named."""
 
-    def __init__(self, ordinal: int, peers: Sequence[str]) -> None:
+    def __init__(self, ordinal: int, peers: Sequence[str] | None) -> None:
         if find_spec("torch") is None:
             raise FlashKDAError("the benchmark needs torch, which is not installed; pip install torch")
         import torch
@@ -113,9 +169,12 @@ class _Bench:
         self.driver_version = get_driver().version
         self.l2_bytes: int = torch.cuda.get_device_properties(ordinal).L2_cache_size
         self.stream: torch.cuda.Stream = torch.cuda.Stream(self.device)
-        found = [find_peer(name) for name in peers]
+        found = [find_peer(name) for name in (USUAL_PEERS if peers is None else peers)]
         self.peers = [peer for peer in found if isinstance(peer, Peer)]
         self.left_out = {peer.name: peer.reason for peer in found if isinstance(peer, Absent)}
+        if peers is not None:
+            require_present(self.left_out)
+        self.commit = checkout_commit(Path(__file__))
         self.clocks: list[float] = []
 
     def measure_shape(self, shape: Shape, samples: int, tell: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -142,8 +201,6 @@ class _Bench:
                     replayables.append(capture(variant.run, copies, self.stream))
                     variants.append(variant)
                 for peer in self.peers:
-                    if not timed_on(shape, peer.tuned):
-                        continue
                     try:
                         for variant in peer_variants(sets, peer):
                             replayables.append(capture(variant.run, copies, self.stream))
@@ -178,15 +235,19 @@ class _Bench:
             return host_rows(self.kernels.manifest.contract, self.device, self.peers, tell)
 
     def report(
-        self, rows: list[dict[str, Any]], host: list[dict[str, Any]], cold_start: list[dict[str, Any]]
+        self,
+        rows: Sequence[dict[str, Any]] = (),
+        host: Sequence[dict[str, Any]] = (),
+        cold_start: Sequence[dict[str, Any]] = (),
+        progress: str | None = None,
     ) -> dict[str, Any]:
-        """All of it, with what ran where."""
+        """What was measured, with what ran where. progress: how far that is ("2 of 65 shapes"); None for all of it."""
         import torch
 
         facts = self.kernels.facts
         header = {
             "flashkda": __version__,
-            "commit": checkout_commit(Path(__file__)),
+            "commit": self.commit,
             "manifest_digest": self.kernels.manifest.source_digest,
             "device": facts.name,
             "compute_capability": facts.compute_capability,
@@ -201,16 +262,17 @@ class _Bench:
             "python": platform.python_version(),
             "peers": {peer.name: peer.version for peer in self.peers},
             "left_out": self.left_out,
+            "complete": progress is None,
+            "progress": progress,
         }
         return {
-            "report_version": REPORT_VERSION, "header": header, "rows": rows, "host": host, "cold_start": cold_start,
+            "report_version": REPORT_VERSION, "header": header, "rows": [*rows], "host": [*host],
+            "cold_start": [*cold_start],
         }  # fmt: skip
 
     def _compare_bits(self, variants: "Sequence[Variant]", sets: "Sequence[Inputs]") -> list[str | None]:
         """Of each variant "reference", "equal" or "differ"; None where nothing of the kind is promised."""
         import torch
-
-        from flashkda.bench_variants import OURS
 
         exact = {OURS, *(peer.name for peer in self.peers if peer.exact)}
         compared = [index for index, one in enumerate(variants) if one.kernel == "both" and one.by in exact]
@@ -242,8 +304,6 @@ class _Bench:
         copies: int,
         original_us: float | None,
     ) -> dict[str, Any]:
-        from flashkda.bench_variants import OURS
-
         contract = self.kernels.manifest.contract
         us = timed.summary.median
         floor = chain_floor_us(shape, contract.chunk, clock_mhz)

@@ -5,34 +5,37 @@ of `flash_kda.fwd`, and a dictionary of "prepare" and "recurrence" to functions 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flashkda.errors import FlashKDAError
+
 if TYPE_CHECKING:
     from flashkda.bench_inputs import Inputs
 
+OURS = "flashkda"
 ORIGINAL = "flash_kda"
 FLA = "fla"
 PEERS = (ORIGINAL, FLA)
+#: Those that join without being asked for, where they can be imported; another one takes a minute to compile and tune.
+USUAL_PEERS = (ORIGINAL,)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """An implementation to compare with.
 
-    exact: whether it promises our bits; tuned: whether it is compiled and tuned at first calls; prepare_calls: for some
-    tensor sets, a function that runs call i on set i; prepare_kernels: the same for each kernel it offers alone, by
-    "prepare" and "recurrence".
+    exact: whether it promises our bits; prepare_calls: for some tensor sets, a function that runs call i on set i;
+    prepare_kernels: the same for each kernel it offers alone, by "prepare" and "recurrence".
     """
 
     name: str
     version: str
     exact: bool
-    tuned: bool
     prepare_calls: "Callable[[Sequence[Inputs]], Callable[[int], None]]"
     prepare_kernels: "Callable[[Sequence[Inputs]], dict[str, Callable[[int], None]]]"
 
@@ -53,6 +56,12 @@ def find_peer(name: str) -> Peer | Absent:
         return {ORIGINAL: _original, FLA: _fla}[name]()
     except Exception as error:
         return Absent(name, f"cannot be imported: {type(error).__name__}: {error}")
+
+
+def require_present(absent: Mapping[str, str]) -> None:
+    """Raise `FlashKDAError` unless no peer is absent. absent: reasons by name."""
+    if absent:
+        raise FlashKDAError("; ".join(f"no peer {name}: {reason}" for name, reason in absent.items()))
 
 
 def original_arguments(one: "Inputs") -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -86,9 +95,7 @@ def _original() -> Peer | Absent:
             offered.append(module.kernels(*positional, **named))
         return {name: _by_index([each[name] for each in offered]) for name in ("prepare", "recurrence")}
 
-    return Peer(
-        ORIGINAL, _version(module, ORIGINAL), exact=True, tuned=False, prepare_calls=calls, prepare_kernels=kernels
-    )
+    return Peer(ORIGINAL, _version(module, ORIGINAL), exact=True, prepare_calls=calls, prepare_kernels=kernels)
 
 
 def _by_index(functions: Sequence[Callable[[], None]]) -> Callable[[int], None]:
@@ -122,10 +129,13 @@ def _fla() -> Peer:
         return run
 
     version = _version(module, "flash-linear-attention")
-    return Peer(FLA, version, exact=False, tuned=True, prepare_calls=calls, prepare_kernels=lambda sets: {})
+    return Peer(FLA, version, exact=False, prepare_calls=calls, prepare_kernels=lambda sets: {})
 
 
 def _version(module: ModuleType, distribution: str) -> str:
+    # Not at the top: the command's options need this module's names, and this import takes longer than all the rest.
+    from importlib import metadata
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

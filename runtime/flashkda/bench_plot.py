@@ -1,4 +1,4 @@
-"""Figures drawn from a benchmark's report alone, so that they can be drawn again without a GPU."""
+"""Figures drawn from benchmarks' reports alone, so that they can be drawn again without a GPU."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from flashkda.bench_cold import AFTER, TOTAL
-from flashkda.bench_peers import FLA, ORIGINAL, PEERS
+from flashkda.bench_peers import FLA, ORIGINAL, OURS, PEERS
 from flashkda.errors import FlashKDAError
 
-_OURS = "flashkda"
 _USUAL_TOKENS = 8192
-_STYLES = {_OURS: "-", ORIGINAL: "--", FLA: ":"}
-_TITLES = {ORIGINAL: ORIGINAL, FLA: "flash-linear-attention (Triton)"}
+_STYLES = {OURS: "-", ORIGINAL: "--", FLA: ":"}
+_TITLES = {ORIGINAL: ORIGINAL, FLA: "fla (Triton)"}
 # 1600 pixels wide: a README shows it at about that, or half.
 _DPI, _INCHES = 100, 16
 _PANEL_INCHES = 6.0
@@ -32,7 +31,7 @@ def speed_ups(rows: list[dict[str, Any]], over: str) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for row in rows:
         us = theirs.get((row["shape"], row["heads"]))
-        if row["by"] == _OURS and _is_usual(row, "both") and us is not None:
+        if row["by"] == OURS and _is_usual(row, "both") and us is not None:
             found.setdefault(row["shape"], []).append((row["heads"], us / row["us"]["median"]))
     return _sorted(found)
 
@@ -48,7 +47,7 @@ def times_by_tokens(rows: list[dict[str, Any]]) -> dict[tuple[str, int], list[Po
 
 def times_by_bv(rows: list[dict[str, Any]]) -> dict[int | None, list[Point]]:
     """By BV (None: the automatic choice): (heads, us) of the recurrence, at 8192 tokens or what comes nearest."""
-    ours = [row for row in rows if row["by"] == _OURS and row["kernel"] == "recurrence" and len(row["lengths"]) == 1]
+    ours = [row for row in rows if row["by"] == OURS and row["kernel"] == "recurrence" and len(row["lengths"]) == 1]
     if not ours:
         return {}
     usual = min((row["tokens"] for row in ours), key=lambda tokens: (abs(tokens - _USUAL_TOKENS), tokens))
@@ -72,29 +71,46 @@ def cold_axis_end(totals: Sequence[float]) -> float:
     return 1.25 * max(total for total in totals if total <= 10 * min(totals))
 
 
-def draw(report: dict[str, Any], file: Path) -> None:
-    """Write the figures that the report has figures for, in one image; the suffix says the format.
+def draw(reports: Sequence[dict[str, Any]], file: Path) -> None:
+    """Write the figures that there are measurements for, in one image; the suffix says the format.
 
-    Raises `FlashKDAError`.
+    Each figure is that of the first report that has measurements for it. Raises `FlashKDAError`.
     """
     if find_spec("matplotlib") is None:
         raise FlashKDAError("--plot needs matplotlib, which is not installed; pip install 'flashkda[bench]'")
     with import_module("matplotlib").rc_context(_FONT):
-        figure = _make_figure(report)
+        figure = _make_figure(reports)
         try:
             figure.savefig(file, dpi=_DPI)
         except (OSError, ValueError) as error:
             raise FlashKDAError(f"cannot write the plot {file}: {error}") from error
 
 
-def _make_figure(report: dict[str, Any]) -> Any:
-    header, rows, cold_start = report["header"], report["rows"], report["cold_start"]
-    compared = [peer for peer in PEERS if speed_ups(rows, peer)]
+def titles(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """What ran where, once for all reports of which it is the same."""
+    found = []
+    for header in (report["header"] for report in reports):
+        commit = f" ({header['commit']})" if header["commit"] else ""
+        found.append(
+            f"flashkda {header['flashkda']}{commit} on {header['device']}, driver {header['driver_release']}, "
+            f"SM clock {header['clock_mhz'] or header['nominal_clock_mhz']:.0f} MHz"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _make_figure(reports: Sequence[dict[str, Any]]) -> Any:
+    measured = [report["rows"] for report in reports if report["rows"]]
+    compared: dict[str, list[dict[str, Any]]] = {}
+    for peer in PEERS:
+        for rows in measured:
+            if speed_ups(rows, peer):
+                compared.setdefault(peer, rows)
+    cold_start: list[dict[str, Any]] = next((report["cold_start"] for report in reports if report["cold_start"]), [])
     mosaic, heights = [], []
     if compared:
-        mosaic.append([compared[0], compared[-1]])
+        mosaic.append([next(iter(compared)), next(reversed(compared))])
         heights.append(_PANEL_INCHES)
-    if rows:
+    if measured:
         mosaic.append(["tokens", "bv"])
         heights.append(_PANEL_INCHES)
     if cold_start:
@@ -102,19 +118,14 @@ def _make_figure(report: dict[str, Any]) -> Any:
         heights.append(1.8 + 0.6 * len(cold_start))
     figure = import_module("matplotlib.figure").Figure(figsize=(_INCHES, sum(heights) + 0.5), layout="constrained")
     panels = figure.subplot_mosaic(mosaic, height_ratios=heights) if mosaic else {}
-    for peer in compared:
+    for peer, rows in compared.items():
         _draw_speed_ups(panels[peer], rows, peer)
-    if rows:
-        _draw_times_by_tokens(panels["tokens"], rows)
-        _draw_times_by_bv(panels["bv"], rows)
+    if measured:
+        _draw_times_by_tokens(panels["tokens"], measured[0])
+        _draw_times_by_bv(panels["bv"], measured[0])
     if cold_start:
         _draw_cold_start(panels["cold"], cold_start)
-
-    commit = f" ({header['commit']})" if header["commit"] else ""
-    figure.suptitle(
-        f"flashkda {header['flashkda']}{commit} on {header['device']}, driver {header['driver_release']}, "
-        f"SM clock {header['clock_mhz'] or header['nominal_clock_mhz']:.0f} MHz"
-    )
+    figure.suptitle("\n".join(titles(reports)))
     return figure
 
 

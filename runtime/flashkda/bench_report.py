@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from flashkda.bench_peers import FLA
-from flashkda.bench_shapes import CHAIN_CYCLES, TUNED_LENGTHS, Shape
+from flashkda.bench_shapes import CHAIN_CYCLES
 
 _COLUMNS = (
     f"  {'kernel':<14}{'by':<10}{'BV':>8}{'median us':>11}{'quartiles':>19}{'min':>10}{'max':>10}{'GB/s':>7}"
@@ -25,9 +24,6 @@ def lines(report: dict[str, Any]) -> list[str]:
             "instructions (build_kernels/DESIGN.md)",
             "speed-up: the time of flash_kda's same kernel over this one's",
         ]
-        if FLA in report["header"]["peers"]:
-            lengths = ", ".join(Shape(each, 1).label for each in TUNED_LENGTHS)
-            text.append(f"{FLA}: at T = {lengths} only, for it is compiled and tuned at its first calls")
     if report["host"]:
         first = report["host"][0]
         text += ["", f"host time of an eager call, us (T={first['shape']} H={first['heads']})"]
@@ -53,6 +49,7 @@ def header_lines(header: dict[str, Any]) -> list[str]:
         f"highest {header['nominal_clock_mhz']:.0f})",
         *(f"peer {name} {version}" for name, version in header["peers"].items()),
         *(f"no peer {name}: {reason}" for name, reason in header["left_out"].items()),
+        *([] if header["complete"] else [f"stopped after {header['progress']}"]),
     ]
 
 

@@ -1,5 +1,6 @@
 """The shapes that `flashkda bench` runs, and the bytes and cycles they come to. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashkda.manifest import Contract
@@ -12,10 +13,6 @@ VARLEN_HEADS = (96, 24, 12, 6)
 QUICK_TOKENS = (8192,)
 QUICK_VARLEN = (MIXED, (1024,) * 8)
 
-#: What is compiled and tuned at its first call of a shape or a number of heads is timed on these lengths alone: on all
-#: of them that would take longer than everything else together.
-TUNED_LENGTHS = (QUICK_TOKENS, *QUICK_VARLEN)
-
 #: Tokens between checkpoints where their cost is measured: what prefix caches keep as one block, or a few.
 CHECKPOINT_EVERY = 64
 
@@ -24,6 +21,9 @@ CHECKPOINT_EVERY = 64
 CHAIN_CYCLES = 358
 
 _BF16 = 2
+# Seen on an H200: a shape with all its variants; and what compiles and tunes itself, at each number of heads.
+_SHAPE_S = 0.4
+_TUNING_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,10 @@ def checkpoints_of(shape: Shape) -> int | None:
     return CHECKPOINT_EVERY if shape in CHECKPOINTED else None
 
 
-def timed_on(shape: Shape, tuned: bool) -> bool:
-    """Whether a peer is timed on a shape. tuned: whether it is compiled and tuned at first calls."""
-    return not tuned or shape.lengths in TUNED_LENGTHS
+def expected_seconds(shapes: Sequence[Shape], tuned: bool) -> float:
+    """Roughly how long measuring takes on an H200. tuned: whether a peer takes part that tunes itself."""
+    tunings = len({(shape.heads, shape.packed) for shape in shapes}) if tuned else 0
+    return _SHAPE_S * len(shapes) + _TUNING_S * tunings
 
 
 def select(tokens: tuple[int, ...], heads: tuple[int, ...], quick: bool) -> list[Shape]:

@@ -8,12 +8,10 @@ import torch
 from flashkda.api import fwd
 from flashkda.arguments import TENSORS, check
 from flashkda.bench_inputs import LOWER_BOUND, Inputs
-from flashkda.bench_peers import Peer
+from flashkda.bench_peers import OURS, Peer
 from flashkda.driver import LEGACY_STREAM, Kernel
 from flashkda.kernels import DeviceKernels
 from flashkda.planner import PREPARE_POINTERS, RECURRENCE_POINTERS, Launch, Plan, make_plan
-
-OURS = "flashkda"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from flashkda import __version__
+from flashkda.bench_peers import PEERS
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,7 +47,7 @@ def selftest(device: int, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--quick", is_flag=True, help="Only T=8192 and two packed shapes; without it about four minutes.")
+@click.option("--quick", is_flag=True, help="Only T=8192 and two packed shapes, instead of seven lengths and four.")
 @click.option("--heads", multiple=True, type=click.IntRange(min=1), help="These numbers of heads only; repeatable.")
 @click.option(
     "--tokens", multiple=True, type=click.IntRange(min=1), help="One sequence of this length only; repeatable."
@@ -53,35 +55,48 @@ def selftest(device: int, as_json: bool) -> None:
 @click.option(
     "--samples", default=11, show_default=True, type=click.IntRange(min=11), help="Timed replays of each variant."
 )
-@click.option("--peers/--no-peers", default=True, show_default=True, help="Time flash_kda and fla too, if importable.")
+@click.option(
+    "--peer", "named_peers", multiple=True, type=click.Choice(PEERS),
+    help="Measure this one too, and no other; repeatable. By default flash_kda if it can be imported. fla compiles and "
+    "tunes itself for a minute or more at every number of heads.",
+)  # fmt: skip
+@click.option("--no-peers", is_flag=True, help="Measure flashkda alone.")
 @click.option("--cold-start", is_flag=True, help="Measure fresh processes up to their first result, and nothing else.")
+@click.option(
+    "--processes", default=10, show_default=True, type=click.IntRange(min=1),
+    help="Fresh processes of each with --cold-start; fla has one.",
+)  # fmt: skip
 @click.option("--device", default=0, show_default=True, help="Index among the visible CUDA devices.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the report here, after each shape or process anew: what is measured is kept if the run is stopped.",
+)  # fmt: skip
 @click.option(
     "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw figures; needs matplotlib."
 )
 @click.option(
-    "--from", "from_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Show and draw this report instead of measuring.",
+    "--from", "from_files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show this report instead of measuring; repeatable. --plot draws each figure from the first that can fill it.",
 )  # fmt: skip
 def bench(
     quick: bool,
     heads: tuple[int, ...],
     tokens: tuple[int, ...],
     samples: int,
-    peers: bool,
+    named_peers: tuple[str, ...],
+    no_peers: bool,
     cold_start: bool,
+    processes: int,
     device: int,
     json_file: Path | None,
     plot_file: Path | None,
-    from_file: Path | None,
+    from_files: tuple[Path, ...],
 ) -> None:
     """Measure prepare, recurrence and both on a GPU, at every BV, beside the chain's floor and other implementations.
 
-    Needs torch. Exits with 1 if results differ in bits from the original's, or between BVs.
+    Needs torch. Exits with 1 if results differ in bits from the original's, or between BVs, or a named peer is absent.
     """
-    from flashkda.bench import load_report, measure, measure_cold_start, same_bits_everywhere
-    from flashkda.bench_peers import PEERS
+    from flashkda.bench import load_report, measure, measure_cold_start, same_bits_everywhere, write_report
     from flashkda.bench_plot import draw
     from flashkda.bench_report import lines
     from flashkda.bench_shapes import select
@@ -90,22 +105,28 @@ def bench(
     def tell(line: str) -> None:
         click.echo(line, err=True)
 
-    names = PEERS if peers else ()
-    try:
-        if from_file is not None:
-            report = load_report(from_file)
-        elif cold_start:
-            report = measure_cold_start(device, names, tell)
-        else:
-            report = measure(device, select(tokens, heads, quick), samples, names, tell)
+    def keep(report: dict[str, Any]) -> None:
         if json_file is not None:
-            json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        click.echo("\n".join(lines(report)))
+            write_report(report, json_file)
+
+    if named_peers and no_peers:
+        raise click.UsageError("--peer and --no-peers exclude one another")
+    if from_files and json_file is not None:
+        raise click.UsageError("--from shows a report as it is: --json has nothing to write")
+    peers = tuple(dict.fromkeys(named_peers)) or (() if no_peers else None)
+    try:
+        if from_files:
+            reports = [load_report(file) for file in from_files]
+        elif cold_start:
+            reports = [measure_cold_start(device, processes, peers, tell, keep)]
+        else:
+            reports = [measure(device, select(tokens, heads, quick), samples, peers, tell, keep)]
+        click.echo("\n\n".join("\n".join(lines(report)) for report in reports))
         if plot_file is not None:
-            draw(report, plot_file)
+            draw(reports, plot_file)
     except (FlashKDAError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    sys.exit(0 if same_bits_everywhere(report) else 1)
+    sys.exit(0 if all(map(same_bits_everywhere, reports)) else 1)
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import re
 import statistics
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from flashkda.bench import load_report, same_bits_everywhere
+from flashkda.bench import load_report, same_bits_everywhere, write_report
 from flashkda.bench_plot import cold_axis_end, cold_steps, speed_ups, times_by_bv, times_by_tokens
 from flashkda.bench_report import lines
 from flashkda.bench_shapes import (
@@ -24,9 +25,9 @@ from flashkda.bench_shapes import (
     checkpoints_of,
     copies_past_l2,
     cycles_a_chunk,
+    expected_seconds,
     moved_bytes,
     select,
-    timed_on,
 )
 from flashkda.bench_stats import rotated, summarise
 from flashkda.cli import main
@@ -66,7 +67,7 @@ def make_report() -> dict[str, Any]:
         "compute_capability": "9.0", "sm_count": 132, "l2_bytes": 60 << 20, "driver_release": "580.1",
         "driver_cuda": "13.0", "clock_mhz": 1980.0, "clock_source": "NVML", "nominal_clock_mhz": 1980.0,
         "torch": "2.11", "python": "3.12", "peers": {"flash_kda": "1ce47ea", "fla": "0.6.0"},
-        "left_out": {"another": "not installed"},
+        "left_out": {"another": "not installed"}, "complete": True, "progress": None,
     }  # fmt: skip
     host = [{"call": "flashkda.fwd, workspace given", "shape": "256", "heads": 6, "us": US | {"median": 14.5}}]
     cold = [
@@ -149,10 +150,14 @@ def test_checkpoints_are_measured_beside_the_plain_call_at_few_and_at_many_heads
     }  # fmt: skip
 
 
-def test_what_tunes_itself_is_timed_on_the_quick_shapes_alone() -> None:
-    shapes = select((), (), quick=False)
-    assert {shape for shape in shapes if timed_on(shape, tuned=True)} == set(select((), (), quick=True))
-    assert all(timed_on(shape, tuned=False) for shape in shapes)
+def test_what_tunes_itself_takes_longer_with_every_number_of_heads() -> None:
+    def tuning(*shapes: Shape) -> float:
+        return expected_seconds(shapes, tuned=True) - expected_seconds(shapes, tuned=False)
+
+    one = tuning(Shape((8192,), 6))
+    assert one > expected_seconds(select((), (), quick=False), tuned=False)
+    assert tuning(Shape((8192,), 6), Shape((1024,), 6)) == pytest.approx(one)
+    assert tuning(Shape((8192,), 6), Shape((8192,), 12)) == pytest.approx(2 * one)
 
 
 def test_small_shapes_take_turns_past_l2_and_large_ones_need_one_set() -> None:
@@ -211,7 +216,7 @@ def test_the_table_has_every_row_with_its_figures() -> None:
         "flashkda 0.1.0, commit 0123456789ab", "Made-up GPU", "driver 580.1 (CUDA 13.0)", "SM clock 1980 MHz",
         "peer flash_kda 1ce47ea", "no peer another: not installed", "T=8192 H=96: SM clock 1980 MHz", "92.6",
         "auto 128", "T=8x1024 H=24", "workspace given", "14.50", "cold start", "41.00", "flashkda, 10 processes",
-        "fla, 1 process\n", "fla: at T = 8192, 1300+547+2048+963+271+3063, 8x1024 only", "both, cp 64",
+        "fla, 1 process\n", "both, cp 64",
     ):  # fmt: skip
         assert part in text, part
     assert sum(line.startswith(("  both", "  recurrence")) for line in text.splitlines()) == len(make_report()["rows"])
@@ -232,6 +237,31 @@ def test_a_report_from_before_checkpoints_is_still_shown(report_file: Path) -> N
         del row["checkpoint_every"]
     report_file.write_text(json.dumps(report))
     assert run("--from", str(report_file)).output == "\n".join(shown) + "\n"
+
+
+def test_a_report_from_before_it_could_be_incomplete_is_complete(report_file: Path) -> None:
+    report = make_report()
+    del report["header"]["complete"], report["header"]["progress"]
+    report_file.write_text(json.dumps(report))
+    assert load_report(report_file)["header"]["complete"] is True
+    assert "stopped" not in run("--from", str(report_file)).output
+
+
+def test_an_incomplete_report_says_how_far_it_is(report_file: Path) -> None:
+    report = make_report()
+    report["header"] |= {"complete": False, "progress": "6 of 65 shapes"}
+    report_file.write_text(json.dumps(report))
+    assert "stopped after 6 of 65 shapes" in run("--from", str(report_file)).output.splitlines()
+
+
+def test_several_reports_are_shown_one_after_another(report_file: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second.json"
+    report = make_report()
+    report["rows"][0]["bits"] = "differ"
+    second.write_text(json.dumps(report))
+    both = run("--from", str(report_file), "--from", str(second))
+    assert both.output == run("--from", str(report_file)).output + "\n" + run("--from", str(second)).output
+    assert both.exit_code == 1
 
 
 def test_columns_line_up() -> None:
@@ -265,6 +295,44 @@ def test_another_file_is_refused_by_name(report_file: Path, text: str) -> None:
         load_report(report_file)
     failed = run("--from", str(report_file))
     assert failed.exit_code == 1 and "flashkda bench --json" in failed.output
+
+
+def test_a_report_replaces_another_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    write_report(make_report(), file)
+    old = file.open()
+    write_report(make_report() | {"rows": []}, file)
+    # Who had opened the old one reads all of it.
+    assert json.load(old) == make_report()
+    assert load_report(file)["rows"] == []
+    with pytest.raises(TypeError):
+        write_report({"not": object()}, file)
+    assert load_report(file)["rows"] == [] and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_report_goes_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "there" / "report.json")
+    write_report(make_report(), link)
+    assert link.is_symlink() and load_report(tmp_path / "there" / "report.json") == make_report()
+
+
+def test_what_cannot_be_a_report_is_refused_by_name(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for file in (pipe, tmp_path / "no folder" / "report.json"):
+        with pytest.raises(FlashKDAError, match=file.name):
+            write_report(make_report(), file)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--peer", "fla", "--no-peers"), ("--from", "REPORT", "--json", "other.json"), ("--peer", "flashkda")]
+)
+def test_options_that_contradict_are_refused(report_file: Path, arguments: tuple[str, ...]) -> None:
+    failed = run(*(str(report_file) if word == "REPORT" else word for word in arguments))
+    assert failed.exit_code == 2 and not Path("other.json").exists()
 
 
 def test_showing_a_report_needs_no_torch(report_file: Path) -> None:
@@ -308,20 +376,21 @@ def test_a_cold_start_of_another_order_of_magnitude_does_not_flatten_the_rest() 
     assert cold_axis_end([84000.0]) == 105000.0
 
 
-def drawn(report_file: Path, figure: Path) -> set[str]:
-    """Draw a report as SVG; its texts, which matplotlib leaves as comments beside their outlines."""
-    result = run("--from", str(report_file), "--plot", str(figure))
+def drawn(figure: Path, *report_files: Path) -> set[str]:
+    """Draw reports as SVG; its texts, which matplotlib leaves as comments beside their outlines."""
+    sources = [word for file in report_files for word in ("--from", str(file))]
+    result = run(*sources, "--plot", str(figure))
     assert result.exit_code == 0, result.output
     return {text.strip() for text in re.findall("<!-- (.*?) -->", figure.read_text())}
 
 
 def test_a_report_is_drawn_again_without_a_gpu(report_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    texts = drawn(report_file, tmp_path / "figure.svg")
+    texts = drawn(tmp_path / "figure.svg", report_file)
     assert texts >= {
         "flashkda 0.1.0 (0123456789ab) on Made-up GPU, driver 580.1, SM clock 1980 MHz",
         "Speed-up over flash_kda, both kernels", "T=8192", "T=8x1024",
-        "Speed-up over flash-linear-attention (Triton), both kernels",
+        "Speed-up over fla (Triton), both kernels",
         "Both kernels, one sequence", "flashkda, H=24", "flash_kda, H=6", "chain floor",
         "Recurrence by BV, one sequence", "BV 64", "automatic",
         "Cold start: from a context to the first result, median ms", "flashkda (10 processes)", "load", "41 ms",
@@ -334,9 +403,30 @@ def test_figures_without_measurements_are_left_out(report_file: Path, tmp_path: 
     report = make_report()
     report["rows"] = [row for row in report["rows"] if row["by"] != "fla"]
     report_file.write_text(json.dumps(report | {"cold_start": []}))
-    texts = drawn(report_file, tmp_path / "figure.svg")
+    texts = drawn(tmp_path / "figure.svg", report_file)
     assert "Speed-up over flash_kda, both kernels" in texts
     assert not any("Triton" in text or "Cold start" in text for text in texts)
+
+
+def test_three_reports_make_one_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    whole = make_report()
+    apart = {
+        "gpu": whole | {"rows": [row for row in whole["rows"] if row["by"] != "fla"], "cold_start": []},
+        "gpu-fla": whole | {"rows": [row for row in whole["rows"] if row["by"] != "flash_kda"], "cold_start": []},
+        "gpu-cold": whole | {"rows": [], "header": whole["header"] | {"commit": "ba9876543210"}},
+    }
+    files = []
+    for name, report in apart.items():
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps(report))
+    one = tmp_path / "one.json"
+    one.write_text(json.dumps(whole))
+    texts, texts_of_one = drawn(tmp_path / "three.svg", *files), drawn(tmp_path / "one.svg", one)
+    assert texts_of_one <= texts
+    assert texts - texts_of_one == {
+        "flashkda 0.1.0 (ba9876543210) on Made-up GPU, driver 580.1, SM clock 1980 MHz",
+    }  # fmt: skip
 
 
 def test_a_png_is_as_wide_as_a_readme_shows_it(report_file: Path, tmp_path: Path) -> None:

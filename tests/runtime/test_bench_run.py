@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -204,6 +205,7 @@ def test_a_run_reports_every_variant_beside_the_original(original: None, tmp_pat
     assert code == 0
     assert report["header"]["peers"] == {"flash_kda": "made up"}
     assert report["header"]["clock_mhz"] == 1500.0
+    assert report["header"]["complete"] is True
     rows = [row for row in report["rows"] if row["heads"] == 2]
     assert [(row["by"], row["kernel"]) for row in rows[-1:]] == [("flash_kda", "both")]
     assert rows[-1]["bits"] == "reference" and rows[-1]["us"]["median"] == pytest.approx(400)
@@ -268,17 +270,79 @@ def test_a_peer_that_breaks_is_left_out_of_the_hosts_time(
     assert "flash_kda" not in {row["call"] for row in report["host"]}
 
 
-def test_a_peer_that_tunes_itself_is_left_out_of_most_shapes(
-    original: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("named", "measured"),
+    [
+        ((), {"flash_kda"}),
+        (("--no-peers",), set()),
+        (("--peer", "fla"), {"fla"}),
+        (("--peer", "fla", "--peer", "flash_kda", "--peer", "fla"), {"fla", "flash_kda"}),
+    ],
+)
+def test_named_peers_replace_the_usual_one(
+    original: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...], measured: set[str]
 ) -> None:
-    tuned = find_peer("flash_kda")
-    assert not isinstance(tuned, Absent)
-    monkeypatch.setattr("flashkda.bench.find_peer", lambda name: replace(tuned, name=name, tuned=True))
-    monkeypatch.setattr("flashkda.bench_shapes.TUNED_LENGTHS", ((40,),))
-    code, report = bench(tmp_path, "--tokens", "40", "--tokens", "24", "--heads", "2")
+    stand_in = find_peer("flash_kda")
+    assert not isinstance(stand_in, Absent)
+    monkeypatch.setattr("flashkda.bench.find_peer", lambda name: replace(stand_in, name=name))
+    code, report = bench(tmp_path, "--tokens", "40", "--heads", "2", *named)
     assert code == 0
-    assert {row["shape"] for row in report["rows"] if row["by"] == "fla"} == {"40"}
-    assert {row["shape"] for row in report["rows"] if row["by"] == "flashkda"} == {"24", "40"}
+    by = [row["by"] for row in report["rows"] if row["by"] != "flashkda"]
+    assert sorted(by) == sorted(measured) == sorted(report["header"]["peers"])
+    assert report["header"]["left_out"] == {}
+
+
+@pytest.mark.parametrize("mode", [("--tokens", "40"), ("--cold-start",)])
+def test_a_named_peer_that_is_absent_fails_before_anything_is_measured(
+    gpu: Any, cuda: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("flashkda.bench_peers.find_spec", lambda name: None)
+    monkeypatch.setattr("flashkda.bench_cold.find_spec", lambda name: None)
+    monkeypatch.setattr("flashkda.bench_cold.run_child", lambda by, device: pytest.fail("a process was started"))
+    file = tmp_path / "report.json"
+    failed = CliRunner().invoke(main, ["bench", "--peer", "fla", "--json", str(file), *mode])
+    assert failed.exit_code == 1 and "no peer fla: not installed" in failed.output
+    assert cuda.launches == [] and not file.exists()
+
+
+def test_the_usual_peer_may_be_absent(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashkda.bench_peers.find_spec", lambda name: None)
+    code, report = bench(tmp_path, "--tokens", "40", "--heads", "2")
+    assert code == 0 and report["header"]["left_out"] == {"flash_kda": "not installed"}
+
+
+def test_a_run_that_is_stopped_keeps_what_it_measured(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashkda import bench as module
+
+    real, kept = module._Bench.measure_shape, []
+    file = tmp_path / "report.json"
+
+    def measure_shape(self: Any, shape: Shape, *arguments: Any) -> Any:
+        kept.append(json.loads(file.read_text()))
+        if shape.heads == 4:
+            raise KeyboardInterrupt
+        return real(self, shape, *arguments)
+
+    monkeypatch.setattr(module._Bench, "measure_shape", measure_shape)
+    words = ["--tokens", "40", "--heads", "2", "--heads", "3", "--heads", "4", "--no-peers", "--json", str(file)]
+    stopped = CliRunner().invoke(main, ["bench", *words])
+    assert stopped.exit_code == 1
+    assert [report["header"]["progress"] for report in kept] == ["0 of 3 shapes", "1 of 3 shapes", "2 of 3 shapes"]
+    assert not any(report["header"]["complete"] for report in kept)
+    assert [{row["heads"] for row in report["rows"]} for report in kept] == [set(), {2}, {2, 3}]
+    shown = CliRunner().invoke(main, ["bench", "--from", str(file)])
+    assert shown.exit_code == 0 and "stopped after 2 of 3 shapes" in shown.output and "T=40 H=3" in shown.output
+
+
+def test_a_run_says_how_much_there_is_and_how_long_each_shape_took(gpu: Any, tmp_path: Path) -> None:
+    words = ["--tokens", "40", "--heads", "2", "--heads", "3", "--no-peers"]
+    told = CliRunner().invoke(main, ["bench", *words]).stderr.splitlines()
+    assert told[0].startswith("2 shapes: on an H200 about 1 s")
+    assert told[2] == "1 of 2: T=40 H=2" and told[4] == "2 of 2: T=40 H=3"
+    for line in (told[3], told[5]):
+        assert re.fullmatch(r"  \d+\.\d s, \d+ s so far", line)
 
 
 def test_bits_that_differ_from_the_originals_fail_the_run(original: None, tmp_path: Path) -> None:
@@ -368,11 +432,10 @@ def test_a_cold_start_reports_each_step_and_their_sum(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         bench_cold, "run_child", lambda by, device: {"import": 5.0, "first call": 7.0, "second call": 1.0}
     )
-    monkeypatch.setattr("flashkda.bench_peers.find_spec", lambda name: None)
-    monkeypatch.setattr(bench_cold, "find_spec", lambda name: None)
-    (row,), left_out = bench_cold.cold_rows(0, ("flash_kda", "fla"), lambda line: None)
-    assert left_out == {"flash_kda": "not installed", "fla": "not installed"}
-    assert row["runs"] == 10
+    starts = bench_cold.ColdStarts(0, 3, ())
+    assert list(starts.run(lambda line: None)) == [f"{done} of 3 processes" for done in (1, 2, 3)]
+    (row,) = starts.rows()
+    assert row["runs"] == 3
     assert {step: ms["median"] for step, ms in row["ms"].items()} == {
         "import": 5.0, "first call": 7.0, "second call": 1.0, "total": 12.0,
     }  # fmt: skip
@@ -389,9 +452,11 @@ def test_a_slow_peers_cold_start_is_measured_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(bench_cold, "run_child", run_child)
     monkeypatch.setattr(bench_cold, "find_spec", lambda name: object())
-    (_, row), left_out = bench_cold.cold_rows(0, ("fla",), lambda line: None)
-    assert ran == ["flashkda"] * 10 + ["fla"]
-    assert (row["by"], row["runs"], row["ms"]["total"]["median"], left_out) == ("fla", 1, 84000.0, {})
+    starts = bench_cold.ColdStarts(0, 4, ("fla",))
+    assert len(list(starts.run(lambda line: None))) == 5
+    assert ran == ["flashkda"] * 4 + ["fla"]
+    _, row = starts.rows()
+    assert (row["by"], row["runs"], row["ms"]["total"]["median"], starts.left_out) == ("fla", 1, 84000.0, {})
 
 
 @pytest.fixture
@@ -443,9 +508,10 @@ def test_a_peer_whose_process_fails_is_left_out_with_the_reason(
         bench_cold, "run_child", lambda by, device: real(by, device) if by == "fla" else {"import": 5.0}
     )
     monkeypatch.setattr(bench_cold, "find_spec", lambda name: object())
-    rows, left_out = bench_cold.cold_rows(0, ("fla",), lambda line: None)
-    assert [row["by"] for row in rows] == ["flashkda"]
-    assert left_out == {"fla": "OSError: no such compiler"}
+    starts = bench_cold.ColdStarts(0, 2, ("fla",))
+    assert list(starts.run(lambda line: None)) == ["1 of 3 processes", "2 of 3 processes"]
+    assert [row["by"] for row in starts.rows()] == ["flashkda"]
+    assert starts.left_out == {"fla": "OSError: no such compiler"}
 
 
 def test_a_process_that_takes_too_long_is_ended(torch_of_nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,10 +531,29 @@ def test_a_report_of_cold_starts_says_which_peers_are_left_out(
 
     monkeypatch.setattr(bench_cold, "run_child", lambda by, device: {"import": 5.0, "second call": 1.0})
     monkeypatch.setattr("flashkda.bench_peers.find_spec", lambda name: None)
-    monkeypatch.setattr(bench_cold, "find_spec", lambda name: None)
     code, report = bench(tmp_path, "--cold-start")
-    assert code == 0 and [row["by"] for row in report["cold_start"]] == ["flashkda"]
-    assert report["header"]["left_out"] == {"flash_kda": "not installed", "fla": "not installed"}
+    assert code == 0 and [(row["by"], row["runs"]) for row in report["cold_start"]] == [("flashkda", 10)]
+    assert report["header"]["left_out"] == {"flash_kda": "not installed"} and report["header"]["complete"]
+
+
+def test_cold_starts_that_are_stopped_are_kept(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashkda import bench_cold
+
+    ran: list[str] = []
+
+    def run_child(by: str, device: int) -> dict[str, float]:
+        ran.append(by)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return {"import": 5.0, "second call": 1.0}
+
+    monkeypatch.setattr(bench_cold, "run_child", run_child)
+    file = tmp_path / "report.json"
+    words = ["--cold-start", "--processes", "4", "--no-peers", "--json", str(file)]
+    assert CliRunner().invoke(main, ["bench", *words]).exit_code == 1
+    report = json.loads(file.read_text())
+    assert (report["header"]["complete"], report["header"]["progress"]) == (False, "2 of 4 processes")
+    assert [(row["by"], row["runs"]) for row in report["cold_start"]] == [("flashkda", 2)]
 
 
 @pytest.fixture
