@@ -32,6 +32,7 @@ README = README_FILE.read_text(encoding="utf-8")
 MEASUREMENTS = Path("build_kernels/measurements")
 USUAL_TOKENS = 8192
 COMMANDS = {"flashkda": flashkda_command, "flashkda-build": build_command}
+RELEASED = json.loads((ROOT / f"manifests/{flashkda.__version__}.json").read_text(encoding="utf-8"))["source_digest"]
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -56,14 +57,45 @@ def table(*head: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def shell_lines(text: str = README) -> list[str]:
+    """What stands in blocks of shell commands, one command each, and all short code in running text, in their order."""
+    found: list[str] = []
+    for language, block, inline in re.findall(r"^ *```(\w*)\n(.*?)^ *```$|`([^`\n]+)`", text, re.DOTALL | re.MULTILINE):
+        if inline:
+            found.append(inline)
+        elif language == "sh":
+            lines = re.sub(r" *\\\n *", " ", block).splitlines()
+            found += [part.strip() for line in lines for part in line.split("&&")]
+    return [re.sub(r"^\w+=\$\((.*)\)$", r"\1", line) for line in found]
+
+
 def command_lines() -> list[str]:
     """Every call of one of our commands, in blocks and in running text, without the folder it lies in."""
-    prose = re.sub(r"^ *```.*?^ *```$", "", README, flags=re.DOTALL | re.MULTILINE)
-    lines = re.findall(r"`([^`\n]+)`", prose)
-    for block in blocks("sh"):
-        lines += [part.strip() for line in block.splitlines() for part in line.split("&&")]
-    calls = [re.sub(r"^\S*/(?=flashkda)", "", line) for line in lines]
+    calls = [re.sub(r"^\S*/(?=flashkda)", "", line) for line in shell_lines()]
     return sorted({call for call in calls if re.match(r"flashkda(-build)?( |$)", call)})
+
+
+def missing_files(text: str = README) -> list[str]:
+    """Files and folders that a command in the text names, that do not exist and that no command above it makes."""
+    made: list[str] = []
+    missing = []
+    for line in shell_lines(text):
+        if not re.match(r"(\S*/)?(flashkda|flashkda-build|pip|python3?|run|export)( |$)", line):
+            continue  # Short code that is no command.
+        before = ""
+        for word in shlex.split(line):
+            path = re.sub(r"^(\w+=)?(\$PWD/|\./)?|\[\w+\]$|/\*$", "", word)
+            if before in ("--json", "--plot", "--output", "--wheel-dir", "venv", "tune"):
+                made.append(path)
+            elif re.search(r"/|\.(json|png|py|whl)$", path) and not path.startswith("-"):
+                there = (ROOT / path).exists() or any(path == one or path.startswith(f"{one}/") for one in made)
+                missing += [] if there else [path]
+            before = word
+        if " wheel " in line:
+            made.append(f"flashkda-{flashkda.__version__}-py3-none-any.whl")
+        if re.match(r"(\S*/)?flashkda-build( -|$)", line):
+            made.append("artifacts")
+    return missing
 
 
 def refusal(line: str) -> str | None:
@@ -106,6 +138,23 @@ def test_a_command_exists_with_its_options(line: str) -> None:
 )
 def test_a_command_that_does_not_exist_would_be_noticed(line: str) -> None:
     assert refusal(line)
+
+
+def test_files_in_commands_exist_or_are_made_by_a_command_above() -> None:
+    assert missing_files() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("```sh\nflashkda bench --json new.json\nflashkda bench --from new.json\n```\n", []),
+        ("```sh\nflashkda bench --from new.json\nflashkda bench --json new.json\n```\n", ["new.json"]),
+        ("```sh\nflashkda bench --from README.md \\\n    --from folder/new.json\n```\n", ["folder/new.json"]),
+        ("Run `python -m pytest tests/gone` or `.ci/gone/run`.\n", ["tests/gone", ".ci/gone/run"]),
+    ],
+)
+def test_a_file_that_is_not_there_would_be_noticed(text: str, missing: list[str]) -> None:
+    assert missing_files(text) == missing
 
 
 def test_installed_extras_exist() -> None:
@@ -233,9 +282,18 @@ def test_constants_are_those_that_the_manifest_is_made_of() -> None:
     (per_token,) = re.findall(r"(\d+) bytes a token and head", README)
     assert int(per_token) * CHUNK == RECORD_BYTES
     bvs = sorted(spec.bv for spec in KERNELS if spec.bv is not None)
+    tokens, chunk, heads, size, total = map(
+        int, re.findall(r"\((\d+) / (\d+) \+ 1\) \* (\d+) \* (\d+) = (\d+)", README)[0]
+    )
+    assert (chunk, size) == (CHUNK, RECORD_BYTES) and total == flashkda.workspace_size(tokens, heads, 1)
     (listed,) = re.findall(r"\| ([\d, or]+) value columns a CTA", README)
     assert [int(number) for number in re.findall(r"\d+", listed)] == bvs
     assert f"`{DSL}` {DSL_VERSION} with ptxas {PTXAS_VERSION}" in README
+
+
+def test_the_kernels_said_to_have_run_on_a_gpu_are_those_released() -> None:
+    (digest,) = re.findall(r"source digest (\w+)", README)
+    assert RELEASED.startswith(digest), "run tests/gpu with these kernels, and say so in README.md"
 
 
 def test_the_wheels_bound_is_the_one_that_ci_enforces() -> None:
@@ -275,6 +333,14 @@ def provenance(header: dict[str, Any]) -> str:
     return f"{header['device']}, driver {header['driver_release']}, flashkda {header['flashkda']}{commit}"
 
 
+def age(header: dict[str, Any]) -> list[str]:
+    """A line for what was measured with other kernels than those released, else none."""
+    digest = header["manifest_digest"]
+    if digest == RELEASED:
+        return []
+    return [f"Measured with earlier kernels (manifest {digest[:8]}, now {RELEASED[:8]}): to be measured again."]
+
+
 def numbers(report: dict[str, Any], plot: Path) -> str:
     """A report as "Numbers" shows it: what ran where, its figure, and the automatic choice on the usual shapes."""
     automatic = [row for row in report["rows"] if row["bv"] is None]
@@ -282,6 +348,7 @@ def numbers(report: dict[str, Any], plot: Path) -> str:
     original = any(row["by"] == "flash_kda" for row in plain)
     text = [
         f"{provenance(report['header'])}, SM clock {report['header']['clock_mhz']:.0f} MHz.",
+        *age(report["header"]),
         "Medians in us. floor: the chain of dependent instructions. speed-up: over `flash_kda`, both kernels.",
     ]
     text += ["", f"![speed-ups by heads, times by tokens and by BV]({plot.as_posix()})", ""]
@@ -335,7 +402,7 @@ def against_fla(report: dict[str, Any]) -> str:
     text = [
         f"Against flash-linear-attention's Triton path (`fla` {header['peers']['fla']}), whose bits differ; medians in "
         "us of both kernels, in one process:", "",
-        f"{provenance(header)}, torch {header['torch']}, SM clock {header['clock_mhz']:.0f} MHz.", "",
+        f"{provenance(header)}, torch {header['torch']}, SM clock {header['clock_mhz']:.0f} MHz.", *age(header), "",
         *table_of("T", "heads", "both", "`fla`", "ratio"),
     ]  # fmt: skip
     for (shape, heads), rows in compared.items():
@@ -352,7 +419,8 @@ def is_against_fla_alone(report: dict[str, Any]) -> bool:
 
 def production(report: dict[str, Any]) -> str:
     """A report as "Running in production" shows it: cold starts stage by stage, and the host's time of a call."""
-    text = [f"{provenance(report['header'])}, torch {report['header']['torch']}, Python {report['header']['python']}."]
+    header = report["header"]
+    text = [f"{provenance(header)}, torch {header['torch']}, Python {header['python']}.", *age(header)]
     if report["cold_start"]:
         text += ["", "Milliseconds from a CUDA context to the first result in fresh processes, medians:", ""]
         text += table_of("", "processes", *STEPS)
@@ -400,7 +468,7 @@ def with_measured(readme: str) -> str:
 
 HEADER = {
     "device": "Made-up GPU", "driver_release": "580.1", "clock_mhz": 1980.0, "flashkda": "0.1.0", "commit": "0123ab",
-    "torch": "2.99", "python": "3.13", "peers": {"flash_kda": "1ce47ea", "fla": "0.6.0"},
+    "torch": "2.99", "python": "3.13", "peers": {"flash_kda": "1ce47ea", "fla": "0.6.0"}, "manifest_digest": RELEASED,
 }  # fmt: skip
 
 
@@ -501,6 +569,17 @@ def test_three_files_say_what_one_file_with_all_of_it_does(tmp_path: Path) -> No
     one = write_measured(tmp_path / "one", gpu={"rows": [*rows, fla_rows()[4]], "host": HOST, "cold_start": COLD})
     assert "`flash_kda`" in one["numbers"] and "| 8192 | 24 | 310 | 1234 | 3.97 |" in one["numbers"]
     assert set(production_text.splitlines()) == set(one["production"].splitlines())
+
+
+def test_what_was_measured_with_other_kernels_than_those_released_says_so(tmp_path: Path) -> None:
+    rows = [make_row("flashkda", "both", 310.5), make_row("flash_kda", "both", 940.0, bv_used=None), fla_rows()[4]]
+    note = f"Measured with earlier kernels (manifest 01234567, now {RELEASED[:8]}): to be measured again."
+    for digest, count in ((RELEASED, 0), ("0123456789ab", 1)):
+        header = HEADER | {"manifest_digest": digest}
+        texts = write_measured(tmp_path, gpu={"header": header, "rows": rows, "host": HOST})
+        assert against_fla({"header": header, "rows": rows}).count(note) == count
+        # Beside flash-linear-attention and in the table of its own.
+        assert texts["numbers"].count(note) == count * 2 and texts["production"].count(note) == count
 
 
 def test_without_reports_nothing_is_said_to_be_measured(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Report as JSON on 
 _folder = Path("artifacts")
 
 
-@click.group(cls=_Group, invoke_without_command=True)
+@click.group(cls=_Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @_arch
 @click.option(
     "--output", type=click.Path(path_type=Path), default=_folder, show_default=True, help="Folder to (re)place."
@@ -196,7 +196,9 @@ def inspect(ctx: click.Context, path: Path, as_json: bool) -> None:
         tool = manifest["toolchain"]
         click.echo(f"flashkda {manifest['package_version']}, sources {manifest['source_digest']}")
         dsl = f"{tool['dsl']} {tool['dsl_version']} ({tool['flavour']})"
-        click.echo(f"{dsl}, ptxas {tool['ptxas_version']}, {' '.join(tool['options'])}")
+        common = [option for option in tool["options"] if ": " not in option]
+        options = "; ".join([" ".join(common), *(option for option in tool["options"] if option not in common)])
+        click.echo(f"{dsl}, ptxas {tool['ptxas_version']}, {options}")
         _table(
             ("file", "runs on", "bytes", "registers", "threads", "shared memory", "least driver", "sha256"),
             [
@@ -224,10 +226,15 @@ def inspect(ctx: click.Context, path: Path, as_json: bool) -> None:
 @_json
 @click.pass_context
 def check(ctx: click.Context, reference: Path | None, jobs: int, as_json: bool) -> None:
-    """Build everything anew in a temporary folder and compare with the released manifest, byte for byte."""
+    """Build everything anew in a temporary folder and compare with the released manifest, byte for byte.
+
+    Run it in the root of a checkout.
+    """
     project = ctx.ensure_object(Project)
     reference = reference or _released()
-    released = read_manifest(reference)
+    released = read_manifest(
+        reference, "run flashkda-build check in the root of a checkout, or name another manifest with --manifest"
+    )
     total = len(ARCHITECTURES) * len(load_kernels(project.kernels))
     with tempfile.TemporaryDirectory(prefix="flashkda-check-") as folder, _progress(total) as progress:
         rebuilt = compile_into(Path(folder), ARCHITECTURES, package=project.kernels, jobs=jobs, progress=progress)

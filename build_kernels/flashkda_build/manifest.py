@@ -87,12 +87,15 @@ def canonical(manifest: dict[str, Any]) -> str:
     return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Raises BuildError if the file is missing, is not JSON, or is of another schema version."""
+def read_manifest(path: Path, if_missing: str = "run flashkda-build first, or name another folder") -> dict[str, Any]:
+    """Raises BuildError if the file is missing, is not JSON, or is of another schema version.
+
+    if_missing: what to do in the first case.
+    """
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BuildError(f"there is no manifest {path}; run flashkda-build first, or name another folder") from None
+        raise BuildError(f"there is no manifest {path}; {if_missing}") from None
     except (ValueError, OSError) as error:
         raise BuildError(f"{path} cannot be read as a manifest: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:

@@ -60,11 +60,17 @@ def _find_another() -> ModuleSpec | None:
     for finder in sys.meta_path:
         # Every finder, and not the module path alone: editable installations bring their own. One that looks at the
         # module path takes the one it is given.
-        found = finder.find_spec(NAME, elsewhere)
+        find_spec = getattr(finder, "find_spec", None)
+        # Imports pass over finders without it; until Python 3.11 there were such.
+        found: ModuleSpec | None = None if find_spec is None else find_spec(NAME, elsewhere)
         if found is not None and found.has_location:
             return found
     return None
 
 
-def _is_folder(entry: str) -> bool:
-    return os.path.realpath(entry) == os.path.realpath(FOLDER)
+def _is_folder(entry: object) -> bool:
+    try:
+        return isinstance(entry, str) and os.path.realpath(entry) == os.path.realpath(FOLDER)
+    except OSError:
+        # The current directory was removed.
+        return False

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from operator import index
 from typing import TYPE_CHECKING
 
 from flashkda.errors import ArgumentError
@@ -182,11 +183,24 @@ def run(
     )  # fmt: skip
     if len(tensors) > 12:
         key += (*[one is None for one in tensors[12:]], type(checkpoint_every), checkpoint_every)
-    recent = _recent
-    for guard in recent:
-        if guard.key == key and guard.holds(*guard.pick(tensors)):
-            guard.call.run(tensors, guard.free_of_gradients)
-            return
+    recent, known, examined = _recent, None, False
+    addresses: tuple[int, ...] | None
+    try:
+        addresses = tuple([0 if one is None else one.data_ptr() for one in tensors])
+        for guard in recent:
+            if guard.key == key:
+                given = guard.pick(tensors)
+                # Torch's guards end the process at a nested tensor. None was accepted at addresses seen before.
+                examined = addresses in guard.call.examined
+                if (examined or not any([one.is_nested for one in given])) and guard.holds(*given):
+                    known = guard
+                    break
+    except Exception:
+        # Not tensors, or none with memory, whatever they raise.
+        addresses = None
+    if known is not None:
+        known.call.run(tensors, addresses, known.free_of_gradients, examined)
+        return
     signature, call = None, None
     try:
         layouts = [
@@ -198,9 +212,9 @@ def run(
         # Not tensors, not strided, not numbers: the full check says what and why.
         signature = None
     if call is None:
-        _make_call(signature, tensors, scale, lower_bound, bv, checkpoint_every).run(tensors, False)
+        _make_call(signature, tensors, scale, lower_bound, bv, checkpoint_every).run(tensors, addresses)
         return
-    call.run(tensors, False)
+    call.run(tensors, addresses)
     # Not at the first call: one that never comes back needs no guard.
     renewed = call.renew_guard(key, tensors, recent)
     if renewed is not None:
@@ -240,14 +254,25 @@ def workspace_size(T_total: int, H: int, N: int = 1) -> int:
     from flashkda.artifacts import installed
     from flashkda.planner import workspace_bound
 
-    for name, value in (("T_total", T_total), ("H", H), ("N", N)):
-        if not isinstance(value, int) or value < 0:
-            raise ArgumentError(name, repr(value), "an int of at least 0", "pass the sizes of the call")
-    return workspace_bound(T_total, H, N, installed().manifest.contract)
+    tokens, heads, sequences = _size("T_total", T_total), _size("H", H), _size("N", N)
+    return workspace_bound(tokens, heads, sequences, installed().manifest.contract)
+
+
+def _size(name: str, value: object) -> int:
+    """A size given as any kind of integer, NumPy's among them."""
+    try:
+        size = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        size = -1
+    if size < 0:
+        raise ArgumentError(name, repr(value), "an int of at least 0", "pass the sizes of the call")
+    return size
 
 
 def preload(device: "int | str | torch.device | None" = None) -> None:
     """Load every kernel of a device: its first `fwd` then has nothing to load and can be captured in a CUDA graph.
+
+    Where torch is imported, also the modules that a first call would import, and their look at torch's guards.
 
     device: an index among the visible CUDA devices (needs no torch), or what torch.device accepts; None is torch's
     current device, or device 0 where torch is not imported.
@@ -256,12 +281,16 @@ def preload(device: "int | str | torch.device | None" = None) -> None:
     from flashkda.driver import get_driver
     from flashkda.kernels import device_kernels
 
-    count = get_driver().device_count()
     ordinal = _ordinal(device)
+    count = get_driver().device_count()
     if not 0 <= ordinal < count:
         raise ArgumentError("device", repr(device), f"one of the {count} visible CUDA devices", "see flashkda info")
     kernels = device_kernels(ordinal)
     kernels.ready((kernels.variants.prepare, *kernels.variants.recurrence.values()), None)
+    if "torch" in sys.modules:
+        from flashkda.call import guards_see_everything
+
+        guards_see_everything()
 
 
 def _ordinal(device: "int | str | torch.device | None") -> int:

@@ -220,13 +220,22 @@ def _tensor(name: str, value: object) -> torch.Tensor | None:
     if not isinstance(value, torch.Tensor):
         allowed = "a torch.Tensor or None" if name in _OPTIONAL else "a torch.Tensor"
         raise ArgumentError(name, describe(value), allowed, "pass a tensor on a CUDA device")
-    if value.layout != torch.strided or value.is_neg():
-        raise ArgumentError(name, f"a {value.layout} tensor or a lazy view", "a plain strided tensor", "materialise it")
+    if not _is_plain(value):
+        found = "nested, uninitialised or a lazy view" if value.layout == torch.strided else f"a {value.layout} tensor"
+        raise ArgumentError(name, found, "a plain strided tensor", "materialise it")
     if value.device.type != "cuda":
         raise ArgumentError(
             name, f"a tensor on {value.device}", "a tensor on a CUDA device", f"move it with {name}.to('cuda')"
         )
     return value
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.layout == torch.strided and not tensor.is_neg() and not tensor.is_nested
+    except ValueError:
+        # What torch.nn's uninitialised parameters raise.
+        return False
 
 
 def _present(name: str, value: torch.Tensor | None) -> torch.Tensor:
@@ -405,11 +414,11 @@ def _checkpoint_every(value: object, checkpoints: bool, chunk: int) -> int:
 
 
 def _number(value: object) -> float:
-    """NaN for what is no real number, or one past float64."""
+    """NaN for what is no real number, or one past float64; 0.0 for -0.0, as calls that compare equal share a plan."""
     if not isinstance(value, Real):
         return math.nan
     try:
-        return float(value)
+        return float(value) + 0.0
     except OverflowError:
         return math.nan
 

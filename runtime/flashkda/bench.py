@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flashkda import __version__
 from flashkda.bench_commit import checkout_commit
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 REPORT_VERSION = 1
 _MOST_COPIES = 64
 _SAME = ("reference", "equal")
+_LISTS = ("rows", "host", "cold_start")
 
 
 def measure(
@@ -133,19 +134,28 @@ def load_report(file: Path) -> dict[str, Any]:
 
     Raises `FlashKDAError`.
     """
+    remedy = "write one with flashkda bench --json"
     try:
-        report: object = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        remedy = "write one with flashkda bench --json"
+        report = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise FlashKDAError(f"{file} is not a readable report ({error}); {remedy}") from error
-    if not isinstance(report, dict) or report.get("report_version") != REPORT_VERSION:
-        raise FlashKDAError(
-            f"{file} is not a benchmark report of version {REPORT_VERSION}; write one with flashkda bench --json"
-        )
+    if not _has_parts(report):
+        raise FlashKDAError(f"{file} is not a benchmark report of version {REPORT_VERSION}; {remedy}")
     report["header"].setdefault("complete", True)
     for row in report["rows"]:
         row.setdefault("checkpoint_every", None)
     return report
+
+
+def _has_parts(report: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether what was read from JSON is made of a report's parts."""
+    return (
+        isinstance(report, dict)
+        and report.get("report_version") == REPORT_VERSION
+        and isinstance(report.get("header"), dict)
+        and all(isinstance(report.get(part), list) for part in _LISTS)
+        and all(isinstance(row, dict) for part in _LISTS for row in report[part])
+    )
 
 
 class _Bench:

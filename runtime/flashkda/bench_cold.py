@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +17,11 @@ from flashkda.bench_peers import FLA, ORIGINAL, OURS, USUAL_PEERS, Absent, find_
 from flashkda.bench_stats import summarise
 from flashkda.errors import FlashKDAError
 
-#: Steps that are no part of a cold start: what comes after, and the sum of those before.
-AFTER = "second call"
+#: No part of a cold start: the sum of its steps, and what comes after it.
 TOTAL = "total"
+AFTER = "second call"
+#: All of them as they are shown.
+STEPS = ("import", "manifest", "driver", "load", "first call", TOTAL, AFTER)
 
 # The first call of fla compiles and tunes its kernels, which alone may take one minute and a half.
 _ONCE = (FLA,)
@@ -75,11 +77,17 @@ class ColdStarts:
                 yield f"{done} of {total} processes"
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each that has run: `by`, `runs`, and milliseconds of each step in order.
+        """A row for each that has run: `by`, `runs`, and milliseconds of each step.
 
         `total` is everything up to the first result.
         """
         return [_row(by, measured) for by, measured in self._measured.items()]
+
+
+def in_order(by_step: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Steps and what belongs to them as they are shown, however a report has them; unknown ones at the end."""
+    known = [step for step in STEPS if step in by_step]
+    return [(step, by_step[step]) for step in (*known, *(step for step in by_step if step not in STEPS))]
 
 
 def _absent(peers: Sequence[str]) -> dict[str, str]:

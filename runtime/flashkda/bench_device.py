@@ -30,6 +30,17 @@ class Clock:
         return float(value.value)
 
 
+def open_nvml() -> tuple[ctypes.CDLL, str] | None:
+    """NVML, initialised, and the driver's release as it tells it ("580.159.04"); None where it cannot be used."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        release = ctypes.create_string_buffer(80)
+        failed = nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(release, len(release))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else (nvml, release.value.decode())
+
+
 def open_clock(driver: Driver, ordinal: int) -> Clock:
     """The clock of a visible device. Raises `DriverError`."""
     device = driver.call("cuDeviceGet", ordinal)
@@ -37,14 +48,15 @@ def open_clock(driver: Driver, ordinal: int) -> Clock:
     nominal = driver.call("cuDeviceGetAttribute", attribute, device) / _KILOHERTZ
     bus = driver.call("cuDeviceGetPCIBusId", 32, device).split(b"\0")[0]
     handle = ctypes.c_void_p()
+    opened = open_nvml()
+    if opened is None:
+        return Clock("nominal: NVML cannot be used", nominal, None, None, handle)
+    nvml, release = opened
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle))
-        release = ctypes.create_string_buffer(80)
-        failed = failed or nvml.nvmlSystemGetDriverVersion(release, len(release))
+        failed = nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle))
         failed = failed or nvml.nvmlDeviceGetClockInfo(handle, _NVML_CLOCK_SM, ctypes.byref(ctypes.c_uint()))
-    except (OSError, AttributeError):
+    except AttributeError:
         failed = True
     if failed:
-        return Clock("nominal: NVML cannot be used", nominal, None, None, handle)
-    return Clock("NVML, read while the GPU ran the kernels", nominal, release.value.decode(), nvml, handle)
+        return Clock("nominal: NVML has no clock of this device", nominal, release, None, handle)
+    return Clock("NVML, read while the GPU ran the kernels", nominal, release, nvml, handle)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flashkda.bench_cold import AFTER, TOTAL
+from flashkda.bench_cold import AFTER, TOTAL, in_order
 from flashkda.bench_peers import FLA, ORIGINAL, OURS, PEERS
 from flashkda.errors import FlashKDAError
 
@@ -61,7 +61,7 @@ def times_by_bv(rows: list[dict[str, Any]]) -> dict[int | None, list[Point]]:
 def cold_steps(cold_start: list[dict[str, Any]]) -> dict[str, list[tuple[str, float]]]:
     """By whose: (step, median ms) of each step up to the first result, in their order."""
     return {
-        row["by"]: [(step, ms["median"]) for step, ms in row["ms"].items() if step not in (AFTER, TOTAL)]
+        row["by"]: [(step, ms["median"]) for step, ms in in_order(row["ms"]) if step not in (AFTER, TOTAL)]
         for row in cold_start
     }
 
@@ -71,15 +71,19 @@ def cold_axis_end(totals: Sequence[float]) -> float:
     return 1.25 * max(total for total in totals if total <= 10 * min(totals))
 
 
+def require_matplotlib() -> None:
+    """Raise `FlashKDAError` unless it is installed."""
+    if find_spec("matplotlib") is None:
+        raise FlashKDAError("--plot needs matplotlib, which is not installed; pip install 'flashkda[bench]'")
+
+
 def draw(reports: Sequence[dict[str, Any]], file: Path) -> None:
     """Write the figures that there are measurements for, in one image; the suffix says the format.
 
-    Each figure is that of the first report that has measurements for it. Raises `FlashKDAError`.
+    Each figure is that of the first report that has measurements for it. Needs matplotlib. Raises `FlashKDAError`.
     """
-    if find_spec("matplotlib") is None:
-        raise FlashKDAError("--plot needs matplotlib, which is not installed; pip install 'flashkda[bench]'")
     with import_module("matplotlib").rc_context(_FONT):
-        figure = _make_figure(reports)
+        figure = make_figure(reports)
         try:
             figure.savefig(file, dpi=_DPI)
         except (OSError, ValueError) as error:
@@ -98,7 +102,8 @@ def titles(reports: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _make_figure(reports: Sequence[dict[str, Any]]) -> Any:
+def make_figure(reports: Sequence[dict[str, Any]]) -> Any:
+    """The matplotlib figure that `draw` writes."""
     measured = [report["rows"] for report in reports if report["rows"]]
     compared: dict[str, list[dict[str, Any]]] = {}
     for peer in PEERS:
@@ -131,10 +136,13 @@ def _make_figure(reports: Sequence[dict[str, Any]]) -> Any:
 
 def _draw_speed_ups(axes: Any, rows: list[dict[str, Any]], over: str) -> None:
     one_sequence = {row["shape"] for row in rows if len(row["lengths"]) == 1}
-    for shape, points in speed_ups(rows, over).items():
-        style = "-o" if shape in one_sequence else "--s"
-        axes.plot(*zip(*points, strict=True), style, markersize=4, label=f"T={shape}")
-    axes.axhline(1, color="grey", linewidth=0.8)
+    by_shape = speed_ups(rows, over)
+    fixed = [shape for shape in by_shape if shape in one_sequence]
+    packed = [shape for shape in by_shape if shape not in one_sequence]
+    for shapes, style in ((fixed, "-o"), (packed, "--s")):
+        for shape, colour in zip(shapes, _colours(len(shapes)), strict=True):
+            axes.plot(*zip(*by_shape[shape], strict=True), style, color=colour, markersize=4, label=f"T={shape}")
+    axes.axhline(1, color="black", linewidth=0.8)
     axes.set_ylim(bottom=0)
     _scale_heads(axes, rows)
     _label(axes, f"Speed-up over {_TITLES[over]}, both kernels", "heads", "times faster", columns=3)
@@ -142,24 +150,28 @@ def _draw_speed_ups(axes: Any, rows: list[dict[str, Any]], over: str) -> None:
 
 def _draw_times_by_tokens(axes: Any, rows: list[dict[str, Any]]) -> None:
     by_tokens = times_by_tokens(rows)
-    heads = sorted({count for _, count in by_tokens}, reverse=True)
-    shown = {heads[0], heads[len(heads) // 2], heads[-1]} if heads else set()
+    heads = sorted({count for _, count in by_tokens})
+    shown = sorted({heads[0], heads[len(heads) // 2], heads[-1]}) if heads else []
     for (by, count), points in by_tokens.items():
         if count in shown:
-            colour = f"C{sorted(shown).index(count)}"
+            colour = f"C{shown.index(count)}"
             axes.plot(*zip(*points, strict=True), _STYLES[by], color=colour, marker=".", label=f"{by}, H={count}")
     floors = {row["tokens"]: row["chain_floor_us"] for row in rows if len(row["lengths"]) == 1}
     if floors:
-        axes.plot(*zip(*sorted(floors.items()), strict=True), color="grey", linewidth=0.8, label="chain floor")
+        axes.plot(*zip(*sorted(floors.items()), strict=True), color="black", linewidth=0.8, label="chain floor")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _label(axes, "Both kernels, one sequence", "tokens", "us")
 
 
 def _draw_times_by_bv(axes: Any, rows: list[dict[str, Any]]) -> None:
-    for bv, points in times_by_bv(rows).items():
-        style = {"color": "black", "linestyle": "none", "marker": "x"} if bv is None else {"marker": "."}
-        axes.plot(*zip(*points, strict=True), label="automatic" if bv is None else f"BV {bv}", **style)
+    by_bv = times_by_bv(rows)
+    automatic = by_bv.pop(None, [])
+    for (bv, points), colour in zip(by_bv.items(), _colours(len(by_bv)), strict=True):
+        axes.plot(*zip(*points, strict=True), color=colour, marker=".", label=f"BV {bv}")
+    if automatic:
+        style = {"color": "black", "linestyle": "none", "marker": "x"}
+        axes.plot(*zip(*automatic, strict=True), label="automatic", **style)
     axes.set_ylim(bottom=0)
     _scale_heads(axes, rows)
     _label(axes, "Recurrence by BV, one sequence", "heads", "us")
@@ -187,6 +199,14 @@ def _draw_cold_start(axes: Any, cold_start: list[dict[str, Any]]) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     _label(axes, "Cold start: from a context to the first result, median ms", "", "", columns=5)
+
+
+def _colours(count: int) -> list[Any]:
+    """That many colours, no two alike and none black: the usual ones as far as they go."""
+    colormaps = import_module("matplotlib").colormaps
+    if count <= colormaps["tab10"].N:
+        return list(colormaps["tab10"].colors[:count])
+    return [colormaps["turbo"](index / (count - 1)) for index in range(count)]
 
 
 def _scale_heads(axes: Any, rows: list[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
+from flashkda.bench_cold import in_order
 from flashkda.bench_shapes import CHAIN_CYCLES
 
 _COLUMNS = (
@@ -32,7 +33,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         text += ["", "cold start, ms beyond import torch and the context"]
         for row in report["cold_start"]:
             text.append(f"  {row['by']}, {row['runs']} process{'es' if row['runs'] > 1 else ''}")
-            text += [f"    {step:<14}{_spread(times)}" for step, times in row["ms"].items()]
+            text += [f"    {step:<14}{_spread(times)}" for step, times in in_order(row["ms"])]
     return text
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashkda.arguments import ALL_TENSORS, Checked, check, refuse_gradients
+from flashkda.arguments import ALL_TENSORS, TENSORS_OF_POOLS, Checked, check, refuse_gradients
 from flashkda.artifacts import installed
 from flashkda.driver import LEGACY_STREAM, Kernel
 from flashkda.errors import ArgumentError
@@ -21,6 +21,7 @@ from flashkda.planner import Launch, Plan, make_plan
 
 _WRITTEN = tuple(map(ALL_TENSORS.index, ("out", "final_state", "workspace", "checkpoints")))
 _INITIAL, _FINAL, _WORKSPACE = map(ALL_TENSORS.index, ("initial_state", "final_state", "workspace"))
+_NO_POOLS = (0,) * len(TENSORS_OF_POOLS)
 # Sets of buffers that a call remembers: one for each of a model's layers.
 _KEPT_ADDRESSES = 64
 
@@ -59,35 +60,46 @@ class Call:
         self._alignments = checked.alignments
         self._layouts = checked.layouts
         # Addresses that were accepted: callers mostly come back with the same buffers.
-        self._examined: set[tuple[int, ...]] = set()
+        self.examined: set[tuple[int, ...]] = set()
         self._guard: Guard | None = None
 
-    def run(self, tensors: Sequence[torch.Tensor | None], free_of_gradients: bool) -> None:
+    def run(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        addresses: tuple[int, ...] | None,
+        free_of_gradients: bool = False,
+        examined: bool = False,
+    ) -> None:
         """Launch on the current stream of the tensors' device; `tensors` as `flashkda.api.run` has them.
 
+        addresses: theirs, 0 for an absent one; None if one has none. examined: whether these are among `examined`.
+
         Raises `ArgumentError` for what the signature does not tell (gradients, unless it is known that no tensor
-        requires them, alignment, overlap) and `DriverError`.
+        requires them, memory, alignment, overlap) and `DriverError`.
         """
         if not free_of_gradients and self._grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
                     refuse_gradients(dict(zip(ALL_TENSORS, tensors, strict=False)))
-        try:
-            addresses = tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
-        except RuntimeError:
+        if addresses is None:
             addresses = tuple([0 if tensor is None else _address(tensor) for tensor in tensors])
-        if addresses not in self._examined:
-            self._examine(addresses)
-            if len(self._examined) >= _KEPT_ADDRESSES:
-                self._examined.clear()
-            self._examined.add(addresses)
+        if not examined and addresses not in self.examined:
+            self._examine(tensors, addresses)
+            if len(self.examined) >= _KEPT_ADDRESSES:
+                self.examined.clear()
+            self.examined.add(addresses)
         if self._recurrence is None:
             return
-        q, k, v, g, beta, out, a_log, dt_bias, initial, final, cu_seqlens, workspace, *pools = addresses
+        q, k, v, g, beta, out, a_log, dt_bias, initial, final, cu_seqlens, workspace = addresses[:12]
         if tensors[_WORKSPACE] is None and self._plan.workspace_bytes:
             # The allocator hands the memory on in stream order, so it may be given back before the kernels have run.
             scratch = torch.empty(self._plan.workspace_bytes, dtype=torch.uint8, device=self._device)
-            workspace = scratch.data_ptr()
+            workspace = _address(scratch)
+            if not workspace:
+                raise ArgumentError(
+                    "workspace", "None where torch allocates no memory (in a fake mode, or inside torch.func)",
+                    "given there", "allocate it outside, or trace through torch.compile",
+                )  # fmt: skip
         stream = self._current_stream(self._ordinal) or LEGACY_STREAM
         entered = self._context.enter()
         try:
@@ -96,7 +108,7 @@ class Call:
                 pointers: tuple[int, ...] = (q, k, g, beta, a_log, dt_bias, cu_seqlens, workspace)
                 kernel.launch(launch.grid, stream, launch.parameters, pointers, launch.overlap)
             kernel, launch = self._recurrence
-            pointers = (v, out, workspace, initial, final, cu_seqlens, *(pools or (0, 0, 0, 0)))
+            pointers = (v, out, workspace, initial, final, cu_seqlens) + (addresses[12:] or _NO_POOLS)
             kernel.launch(launch.grid, stream, launch.parameters, pointers, launch.overlap)
         finally:
             if entered:
@@ -113,13 +125,19 @@ class Call:
             self._guard = _make_guard(key, tensors, self)
         return self._guard
 
-    def _examine(self, addresses: tuple[int, ...]) -> None:
-        """Check what depends on addresses alone: alignment, and that nothing written is also read elsewhere."""
+    def _examine(self, tensors: Sequence[torch.Tensor | None], addresses: tuple[int, ...]) -> None:
+        """Check what depends on addresses: memory, alignment, and that nothing written is also read elsewhere."""
         given = []
         for index, address in enumerate(addresses):
-            layout, alignment = self._layouts[index], self._alignments[index]
-            if not layout.extent:
+            tensor, layout, alignment = tensors[index], self._layouts[index], self._alignments[index]
+            if tensor is None or not layout.extent:
                 continue
+            # Torch adds a view's offset to the null pointer of a freed storage.
+            if not _is_backed(tensor, layout.extent):
+                raise ArgumentError(
+                    ALL_TENSORS[index], "a tensor whose storage was freed or cut", "a tensor of CUDA memory",
+                    "gather or allocate it before the call",
+                )  # fmt: skip
             if not address:
                 raise ArgumentError(
                     ALL_TENSORS[index], "a tensor without memory (a fake one, or one that torch.func wraps)",
@@ -176,7 +194,7 @@ def make_call(
 
 def _make_guard(key: tuple[object, ...], tensors: Sequence[torch.Tensor | None], call: Call) -> Guard | None:
     """None where torch's guards do not serve, or where a tensor is given twice (but for a state in place)."""
-    if not _guards_see_everything():
+    if not guards_see_everything():
         return None
     given = [index for index, tensor in enumerate(tensors) if tensor is not None]
     if tensors[_INITIAL] is not None and tensors[_INITIAL] is tensors[_FINAL]:
@@ -201,7 +219,7 @@ def _guard_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 
 @lru_cache(maxsize=1)
-def _guards_see_everything() -> bool:
+def guards_see_everything() -> bool:
     """Whether this torch has the guards, which are not public, and they tell apart all that a signature does."""
     try:
         with torch.inference_mode(False):
@@ -223,6 +241,15 @@ def _address(tensor: torch.Tensor) -> int:
         return int(tensor.data_ptr())
     except RuntimeError:
         return 0
+
+
+def _is_backed(tensor: torch.Tensor, extent: int) -> bool:
+    """Whether the storage, if there is one, holds `extent` bytes from the tensor's first element on."""
+    try:
+        end = tensor.storage_offset() * tensor.element_size() + extent
+        return bool(end <= tensor.untyped_storage().nbytes())
+    except RuntimeError:
+        return True
 
 
 def _bind(launch: Launch | None, loaded: dict[str, Kernel]) -> tuple[Kernel, Launch] | None:

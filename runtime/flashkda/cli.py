@@ -20,9 +20,10 @@ def main() -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(as_json: bool) -> None:
-    """Show package, artifacts, driver, devices, and which artifact each device gets and why.
+    """Show package, system, artifacts, driver, devices, and which artifact each device gets or why none.
 
-    Exits with 1 if the installed artifacts are not usable.
+    Exits with 1 if the installed artifacts are not usable, and with 0 where they are but no driver or visible device
+    can use them: the installation is sound. --json tells why each artifact was refused.
     """
     from flashkda.info import collect, lines
 
@@ -76,9 +77,12 @@ def selftest(device: int, as_json: bool) -> None:
 )
 @click.option(
     "--from", "from_files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Show this report instead of measuring; repeatable. --plot draws each figure from the first that can fill it.",
+    help="Show this report instead of measuring; repeatable. --plot draws each figure from the first that can fill it. "
+    "No other option goes with it.",
 )  # fmt: skip
+@click.pass_context
 def bench(
+    ctx: click.Context,
     quick: bool,
     heads: tuple[int, ...],
     tokens: tuple[int, ...],
@@ -97,7 +101,7 @@ def bench(
     Needs torch. Exits with 1 if results differ in bits from the original's, or between BVs, or a named peer is absent.
     """
     from flashkda.bench import load_report, measure, measure_cold_start, same_bits_everywhere, write_report
-    from flashkda.bench_plot import draw
+    from flashkda.bench_plot import draw, require_matplotlib
     from flashkda.bench_report import lines
     from flashkda.bench_shapes import select
     from flashkda.errors import FlashKDAError
@@ -111,10 +115,19 @@ def bench(
 
     if named_peers and no_peers:
         raise click.UsageError("--peer and --no-peers exclude one another")
-    if from_files and json_file is not None:
-        raise click.UsageError("--from shows a report as it is: --json has nothing to write")
+    if from_files:
+        measuring = [
+            option.opts[0]
+            for option in ctx.command.params
+            if option.name not in ("from_files", "plot_file")
+            and ctx.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        ]
+        if measuring:
+            raise click.UsageError(f"--from shows a report as it is: {', '.join(measuring)} would change nothing")
     peers = tuple(dict.fromkeys(named_peers)) or (() if no_peers else None)
     try:
+        if plot_file is not None:
+            require_matplotlib()
         if from_files:
             reports = [load_report(file) for file in from_files]
         elif cold_start:
@@ -126,6 +139,13 @@ def bench(
             draw(reports, plot_file)
     except (FlashKDAError, OSError) as error:
         raise click.ClickException(str(error)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if not from_files:
+            raise
+        files = ", ".join(map(str, from_files))
+        raise click.ClickException(
+            f"{files}: no whole benchmark report ({error!r}); write one with flashkda bench --json"
+        ) from error
     sys.exit(0 if all(map(same_bits_everywhere, reports)) else 1)
 
 

@@ -16,24 +16,24 @@ _EIATTR_KPARAM_INFO = 0x17
 _SM_IN_SECOND_BYTE = 8
 
 
-def check_cubin(artifact: Artifact, data: bytes) -> None:
-    """Raise `ArtifactError` unless the cubin is for the artifact's architecture and has its kernel and parameters."""
+def check_cubin(artifact: Artifact, data: bytes, remedy: str) -> None:
+    """Raise `ArtifactError` unless the cubin is for the artifact's architecture and has its kernel and parameters.
+
+    remedy: what to do about it, for the error.
+    """
     try:
         sm, parameters = _read(data, artifact.entry)
     except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise ArtifactError(
-            f"{artifact.file} is no readable cubin with the kernel {artifact.entry} ({error}); reinstall the package"
+            f"{artifact.file} is no readable cubin with the kernel {artifact.entry} ({error}); {remedy}"
         ) from error
     wanted = int(artifact.arch.removeprefix("sm_").rstrip("af"))
     if sm != wanted:
-        raise ArtifactError(
-            f"{artifact.file} is compiled for sm_{sm}, but the manifest says {artifact.arch}; reinstall the package"
-        )
+        raise ArtifactError(f"{artifact.file} is compiled for sm_{sm}, but the manifest says {artifact.arch}; {remedy}")
     listed = tuple((parameter.offset, parameter.size) for parameter in artifact.parameters)
     if parameters != listed:
         raise ArtifactError(
-            f"{artifact.file} takes parameters of (offset, size) {parameters}, but the manifest says {listed}; "
-            "reinstall the package"
+            f"{artifact.file} takes parameters of (offset, size) {parameters}, but the manifest says {listed}; {remedy}"
         )
 
 

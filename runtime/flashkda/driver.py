@@ -21,6 +21,10 @@ _FORKED = (
     "CUDA was in use when this process was forked, and a forked process cannot use CUDA then; start it with "
     "multiprocessing's 'spawn' or 'forkserver' method, or fork before the first use of CUDA"
 )
+_NO_DRIVER = (
+    "there is no CUDA driver: no NVIDIA driver is installed, or this is a container that was started without its GPU; "
+    "install the driver, or start the container with the GPU (docker run --gpus all)"
+)
 
 _forked_in_use = False
 
@@ -48,9 +52,9 @@ class Driver:
             status, *values = getattr(self.bindings, name)(*arguments)
         except RuntimeError as error:
             # The bindings look for the library, and for each function in it, at the call.
-            raise DriverError(
-                f"no usable CUDA driver ({name}: {error}); install or update the NVIDIA driver"
-            ) from error
+            if name == "cuInit":
+                raise DriverError(_NO_DRIVER) from error
+            raise DriverError(f"the CUDA driver is too old: it has no {name}; update the NVIDIA driver") from error
         if status:
             raise self.error(name, status)
         return values[0] if values else None
@@ -166,19 +170,27 @@ class Kernel:
 
         `overlap` lets the kernel start before the launch in front of it has ended. Raises `DriverError`.
         """
-        block = (self._overlapping if overlap else self._plain).block
-        if block.parameters is not parameters or block.grid != grid or block.stream != stream:
-            # Nothing is held until all of it is: an exception from a signal handler may come between any two lines.
-            block.parameters = block.pointers = None
-            block.values[:] = parameters
-            block.config.gridDimX = block.grid = grid
-            block.config.hStream = block.stream = stream
-            block.parameters = parameters
-        if block.pointers != pointers:
-            block.pointers = None
-            self._write_pointers(block.values, 0, *pointers)
-            block.pointers = pointers
-        status = self._launch(block.config, self._function, block.addresses, 0)[0]
+        thread = self._overlapping if overlap else self._plain
+        block = thread.block
+        if block.in_use:
+            # This launch comes from a signal handler or a finalizer, in the midst of another one of this thread.
+            block = thread.block = _Block(self._driver, self._artifact, overlap)
+        try:
+            block.in_use = True
+            if block.parameters is not parameters or block.grid != grid or block.stream != stream:
+                # Nothing is held until all of it is: an exception from a signal handler may come between any two lines.
+                block.parameters = block.pointers = None
+                block.values[:] = parameters
+                block.config.gridDimX = block.grid = grid
+                block.config.hStream = block.stream = stream
+                block.parameters = parameters
+            if block.pointers != pointers:
+                block.pointers = None
+                self._write_pointers(block.values, 0, *pointers)
+                block.pointers = pointers
+            status = self._launch(block.config, self._function, block.addresses, 0)[0]
+        finally:
+            block.in_use = False
         if status:
             raise self._driver.error(f"the launch of {self._artifact.file} with {grid} CTAs", status)
 
@@ -194,14 +206,16 @@ class _Block:
     """A kernel's parameter block and launch configuration, and what they hold, so that only changes are written.
 
     values: the parameters; addresses: address of the void*[] that points at each of them; parameters: the bytes that
-    `values` was last filled from; pointers: what then replaced the leading ones; grid, stream: those of `config`.
+    `values` was last filled from; pointers: what then replaced the leading ones; grid, stream: those of `config`;
+    in_use: by a launch that has not come back yet.
     """
 
-    __slots__ = ("_table", "addresses", "config", "grid", "parameters", "pointers", "stream", "values")
+    __slots__ = ("_table", "addresses", "config", "grid", "in_use", "parameters", "pointers", "stream", "values")
 
     def __init__(self, driver: Driver, artifact: Artifact, overlap: bool) -> None:
         self.parameters: bytes | None = None
         self.pointers: tuple[int, ...] | None = None
+        self.in_use = False
         self.grid = 0
         self.stream = 0
         last = artifact.parameters[-1]

@@ -30,19 +30,17 @@ class ArtifactError(FlashKDAError):
 class NoArtifactError(FlashKDAError):
     """No compiled kernel fits the device.
 
-    wanted: the request in words; refused: for every candidate, its file name and the reasons against it.
+    reason: what was asked for and what there is, in one line; refused: for every candidate, its file name and the
+    reasons against it.
     """
 
-    def __init__(self, wanted: str, refused: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
-        super().__init__(wanted, refused)
-        self.wanted = wanted
+    def __init__(self, reason: str, refused: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
+        super().__init__(reason, refused)
+        self.reason = reason
         self.refused = refused
 
     def __str__(self) -> str:
-        if not self.refused:
-            return f"no compiled kernel for {self.wanted}: the manifest lists no candidate"
-        lines = [f"  {file}: {'; '.join(reasons)}" for file, reasons in self.refused]
-        return "\n".join([f"no compiled kernel for {self.wanted}; every candidate was refused:", *lines])
+        return self.reason
 
 
 class DriverError(FlashKDAError, RuntimeError):

@@ -107,16 +107,16 @@ class Manifest(NamedTuple):
     artifacts: tuple[Artifact, ...]
 
 
-def parse(text: str | bytes, source: str) -> Manifest:
-    """Parse a manifest; `source` names it in errors. Raises `ArtifactError`."""
+def parse(text: str | bytes, source: str, remedy: str) -> Manifest:
+    """Parse a manifest; in errors `source` names it, and `remedy` says what to do. Raises `ArtifactError`."""
     try:
         raw: object = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{source} is not a readable manifest: {error}; reinstall the package") from error
+        raise ArtifactError(f"{source} is not a readable manifest: {error}; {remedy}") from error
     try:
         return _read_manifest(raw)
     except _Fault as fault:
-        raise ArtifactError(f"{source}: {fault}") from None
+        raise ArtifactError(f"{source}: {fault}; {remedy}") from None
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -129,13 +129,12 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 class _Fault(Exception):
     """What is wrong with a value; each container around it adds the step that leads there (".name" or "[3]")."""
 
-    def __init__(self, trouble: str, path: str = "", remedy: str = "reinstall the package") -> None:
+    def __init__(self, trouble: str, path: str = "") -> None:
         self.path = path
         self._trouble = trouble
-        self._remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.path.removeprefix('.') or 'the manifest'} {self._trouble}; {self._remedy}"
+        return f"{self.path.removeprefix('.') or 'the manifest'} {self._trouble}"
 
 
 def _refusal(value: object, allowed: str, path: str = "") -> _Fault:
@@ -241,10 +240,7 @@ _SHA256 = _matching("[0-9a-f]{64}", "64 lower-case hexadecimal digits")
 def _schema_version(value: Any) -> int:
     version = _OFFSET(value)
     if version != SCHEMA_VERSION:
-        raise _Fault(
-            f"is {version}, but this package reads {SCHEMA_VERSION}",
-            remedy="install the package version that the artifacts were built for",
-        )
+        raise _Fault(f"is {version}, but this package reads {SCHEMA_VERSION}")
     return version
 
 

@@ -18,8 +18,7 @@ class Request(NamedTuple):
     driver_version: int
 
     def __str__(self) -> str:
-        variant = f"{self.kernel} (numerics {self.numerics}" + (f", bv {self.bv})" if self.bv is not None else ")")
-        return f"{variant} on compute capability {self.compute_capability}, driver {cuda_version(self.driver_version)}"
+        return f"{self.kernel} (numerics {self.numerics}" + (f", bv {self.bv})" if self.bv is not None else ")")
 
 
 class Refusal(NamedTuple):
@@ -42,17 +41,36 @@ class Rejected(NamedTuple):
     request: Request
     refusals: tuple[Refusal, ...]
 
+    def reason(self) -> str:
+        """Why nothing fits, in one line: what the driver or the device would have to be."""
+        request = self.request
+        too_old = self._too_old()
+        if too_old is not None:
+            return (
+                f"the CUDA driver is too old for {too_old.file}: it supports CUDA "
+                f"{cuda_version(request.driver_version)}, and CUDA {cuda_version(too_old.least_driver)} is needed; "
+                "update the NVIDIA driver"
+            )
+        variant = [
+            refusal.artifact
+            for refusal in self.refusals
+            if (refusal.artifact.numerics, refusal.artifact.bv) == (request.numerics, request.bv)
+        ]
+        if not variant:
+            return "the manifest lists no such kernel"
+        there = dict.fromkeys(capability for artifact in variant for capability in artifact.compute_capabilities)
+        return f"no kernel for compute capability {request.compute_capability}; there are {', '.join(there)}"
+
     def error(self) -> FlashKDAError:
         """The exception to raise: `DriverError` if a newer driver would do, else `NoArtifactError`."""
-        for refusal in self.refusals:
-            if refusal.only_driver:
-                return DriverError(
-                    f"the CUDA driver is too old for {refusal.artifact.file}: it supports CUDA "
-                    f"{cuda_version(self.request.driver_version)}, and CUDA "
-                    f"{cuda_version(refusal.artifact.least_driver)} is needed; update the NVIDIA driver"
-                )
+        if self._too_old() is not None:
+            return DriverError(self.reason())
         refused = tuple((refusal.artifact.file, refusal.reasons) for refusal in self.refusals)
-        return NoArtifactError(str(self.request), refused)
+        return NoArtifactError(f"{self.request}: {self.reason()}", refused)
+
+    def _too_old(self) -> Artifact | None:
+        """The artifact that a newer driver alone would make fit."""
+        return next((refusal.artifact for refusal in self.refusals if refusal.only_driver), None)
 
 
 def resolve(manifest: Manifest, request: Request) -> Accepted | Rejected:

@@ -1,5 +1,8 @@
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -64,7 +67,7 @@ def test_a_release_writes_the_manifest_that_check_then_accepts(run, built, tmp_p
         (("--release", "--arch", "h100"), 2, "leave --arch out"),
         (("--arch", "h100", "list"), 2, "options go after the sub-command"),
         (("audit",), 1, "there is no manifest artifacts/manifest.json"),
-        (("check",), 1, "there is no manifest manifests/"),
+        (("check",), 1, ".json; run flashkda-build check in the root of a checkout"),
         (("inspect", "nothing"), 2, "does not exist"),
         (("unknown",), 2, "No such command"),
     ],
@@ -97,7 +100,21 @@ def test_inspect_shows_a_cubin_and_a_folder(run, built):
     folder = run("inspect", "artifacts")
     assert folder.exit_code == 0
     assert "recurrence.flashkda.bv32.sm_103a.cubin" in folder.stdout
-    assert "12.9.83" in folder.stdout
+    assert "ptxas 12.9.83, --opt-level 3\n" in folder.stdout
+
+
+def test_inspect_keeps_a_kernels_own_options_apart(run, tmp_path, built):
+    manifest = json.loads((built / "manifest.json").read_text())
+    manifest["toolchain"]["options"] += ["prepare sm_90a: --a 1 --b", "recurrence sm_100a: --c"]
+    (tmp_path / "one.json").write_text(json.dumps(manifest))
+    shown = run("inspect", "one.json").stdout
+    assert "--opt-level 3; prepare sm_90a: --a 1 --b; recurrence sm_100a: --c\n" in shown
+
+
+@pytest.mark.parametrize("command", [(), ("list",), ("inspect",), ("check",), ("audit",), ("tune",)])
+def test_help_has_a_short_name(run, command):
+    short = run(*command, "-h")
+    assert short.exit_code == 0 and short.output == run(*command, "--help").output
 
 
 def test_inspect_reports_a_changed_cubin(run, built):
@@ -124,3 +141,45 @@ def test_audit_with_a_finding_exits_non_zero(run, built):
     assert result.exit_code == 1
     assert "FINDING sm_90a: prepare.flashkda.sm_90a.cubin is missing" in result.stdout
     assert result.stdout.endswith("6 findings\n")
+
+
+def without(module, *arguments):
+    """Runs flashkda-build as its script does, in a process where a module and what is in it cannot be imported."""
+    root = Path(__file__).parents[2]
+    program = (
+        "import sys\n"
+        "class Missing:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] == {module!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        f"sys.path[:0] = [{str(root / 'runtime')!r}, {str(root / 'build_kernels')!r}]\n"
+        "sys.meta_path.insert(0, Missing)\n"
+        f"sys.argv = ['flashkda-build', *{list(arguments)!r}]\n"
+        "from flashkda_build.entry import main\n"
+        "main()\n"
+    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("command", [(), ("--help",), ("--version",), ("list",), ("check",), ("inspect", "artifacts")])
+def test_without_the_extra_one_line_says_what_to_install(command):
+    done = without("elftools", *command)
+    assert done.returncode == 1 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and "pip install 'flashkda[build]'" in done.stderr
+
+
+def test_another_missing_module_is_not_taken_for_the_extra():
+    done = without("shutil", "list")
+    assert done.returncode == 1 and "Traceback" in done.stderr and "flashkda[build]" not in done.stderr
+
+
+def test_with_the_extra_the_script_runs_the_command():
+    done = without("nothing", "list")
+    assert done.returncode == 0 and "prepare.flashkda.sm_90a.cubin" in done.stdout
+    assert without("nothing", "inspect", "nowhere").returncode == 2
+
+
+def test_the_script_is_the_entry():
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'flashkda-build = "flashkda_build.entry:main"' in project

@@ -80,7 +80,7 @@ def test_the_file_is_canonical(toys, manifest):
 def test_the_runtime_reads_it(toys):
     from flashkda.manifest import parse
 
-    parsed = parse((toys / "manifest.json").read_bytes(), "manifest.json")
+    parsed = parse((toys / "manifest.json").read_bytes(), "manifest.json", "")
     assert len(parsed.artifacts) == 6
     assert parsed.toolchain.ptxas_version == "12.9.83"
 

@@ -138,7 +138,7 @@ def manifest_text() -> str:
 
 @pytest.fixture(scope="session")
 def manifest(manifest_text: str) -> Manifest:
-    return parse(manifest_text, "manifest.json")
+    return parse(manifest_text, "manifest.json", "")
 
 
 @pytest.fixture(scope="session")

@@ -130,6 +130,23 @@ def test_a_finder_of_an_editable_installation_is_asked(tmp_path: Path, monkeypat
         flashkda.install_as_flash_kda()
 
 
+def test_what_imports_pass_over_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OldFinder:
+        # Python 3.11 still asks this instead of find_spec.
+        @staticmethod
+        def find_module(name: str, path: object) -> None:
+            return None
+
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "meta_path", [OldFinder, *sys.meta_path])
+    sys.path[:0] = ["", None, tmp_path]  # type: ignore[list-item]
+    flashkda.install_as_flash_kda()
+    assert importlib.import_module("flash_kda").fwd is flashkda.fwd
+
+
 def test_a_mere_folder_of_that_name_is_no_original(tmp_path: Path) -> None:
     (tmp_path / "flash_kda").mkdir()
     sys.path.insert(0, str(tmp_path))

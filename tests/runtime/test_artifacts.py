@@ -113,7 +113,7 @@ def test_a_missing_manifest_is_refused(artifact_folder: Path) -> None:
 
 def test_a_missing_folder_named_by_the_environment_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLASHKDA_ARTIFACTS", str(tmp_path / "nowhere"))
-    with pytest.raises(ArtifactError, match="FLASHKDA_ARTIFACTS names it"):
+    with pytest.raises(ArtifactError, match=r"FLASHKDA_ARTIFACTS names it.*; unset FLASHKDA_ARTIFACTS or let it name"):
         installed()
 
 
@@ -122,6 +122,54 @@ def test_without_the_environment_the_folder_is_the_packages(monkeypatch: pytest.
     path, overridden = folder_path()
     assert path.parts[-2:] == ("flashkda", "artifacts")
     assert not overridden
+
+
+def another_version(folder: Path) -> None:
+    file = folder / "manifest.json"
+    file.write_text(file.read_text().replace('"package_version": "0.1.0"', '"package_version": "0.0.9"'))
+
+
+def another_schema(folder: Path) -> None:
+    file = folder / "manifest.json"
+    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+
+
+def another_entry(folder: Path) -> None:
+    file = folder / "manifest.json"
+    file.write_text(file.read_text().replace('"entry_prepare_None"', '"other"'))
+
+
+def linked_elsewhere(folder: Path) -> None:
+    os.rename(folder / FILE, folder.parent / "elsewhere.cubin")
+    (folder / FILE).symlink_to("../elsewhere.cubin")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        another_version, another_schema, another_entry, linked_elsewhere,
+        lambda folder: (folder / "manifest.json").write_text("{"),
+        lambda folder: (folder / "manifest.json").unlink(),
+        lambda folder: (folder / FILE).unlink(),
+        lambda folder: (folder / FILE).write_bytes(b""),
+        lambda folder: (folder / FILE).write_bytes(bytes((folder / FILE).stat().st_size)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("overridden", "remedy"),
+    [
+        (True, "; unset FLASHKDA_ARTIFACTS or let it name a folder that flashkda-build made"),
+        (False, "; reinstall the package"),
+    ],
+)
+def test_the_remedy_is_for_the_folder_that_is_used(
+    artifact_folder: Path, damage: Callable[[Path], None], overridden: bool, remedy: str
+) -> None:
+    damage(artifact_folder)
+    with pytest.raises(ArtifactError) as caught:
+        folder = open_folder(artifact_folder, overridden)
+        folder.read(folder.manifest.artifacts[0])
+    assert str(caught.value).endswith(remedy)
 
 
 # --- a manifest that lies about an unchanged file ------------------------------------------------
@@ -193,6 +241,6 @@ def test_no_cubin_however_damaged_is_more_than_refused(
     for position in data.draw(st.lists(st.integers(0, max(0, len(cubin) - 1)), max_size=4)):
         cubin[position : position + 1] = data.draw(st.binary(max_size=9))
     try:
-        check_cubin(artifact, bytes(cubin))
+        check_cubin(artifact, bytes(cubin), "build it anew")
     except ArtifactError as error:
-        assert artifact.file in str(error)
+        assert artifact.file in str(error) and str(error).endswith("; build it anew")

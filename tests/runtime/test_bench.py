@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flashkda.bench import load_report, same_bits_everywhere, write_report
-from flashkda.bench_plot import cold_axis_end, cold_steps, speed_ups, times_by_bv, times_by_tokens
+from flashkda.bench_plot import cold_axis_end, cold_steps, make_figure, speed_ups, times_by_bv, times_by_tokens
 from flashkda.bench_report import lines
 from flashkda.bench_shapes import (
     CHECKPOINT_EVERY,
@@ -288,13 +288,42 @@ def test_different_bits_are_an_error(report_file: Path) -> None:
     assert run("--from", str(report_file)).exit_code == 1
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"report_version": 0}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", "1", '{"report_version": 0}', '{"report_version": 1}', '{"schema_version": 1}',
+        '{"report_version": 1, "header": [], "rows": [], "host": [], "cold_start": []}',
+        '{"report_version": 1, "header": {}, "rows": {}, "host": [], "cold_start": []}',
+        '{"report_version": 1, "header": {}, "rows": [1], "host": [], "cold_start": []}',
+    ],
+)  # fmt: skip
 def test_another_file_is_refused_by_name(report_file: Path, text: str) -> None:
     report_file.write_text(text)
     with pytest.raises(FlashKDAError, match=r"report\.json"):
         load_report(report_file)
     failed = run("--from", str(report_file))
     assert failed.exit_code == 1 and "flashkda bench --json" in failed.output
+
+
+def test_a_report_that_lacks_something_is_refused_by_name(report_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for part, key in (("header", "commit"), ("rows", "us"), ("rows", "lengths"), ("cold_start", "ms")):
+        report = make_report()
+        for one in [report[part]] if part == "header" else report[part]:
+            del one[key]
+        report_file.write_text(json.dumps(report))
+        failed = run("--from", str(report_file), "--plot", str(tmp_path / "figure.svg"))
+        assert failed.exit_code == 1 and isinstance(failed.exception, SystemExit)
+        assert str(report_file) in failed.output and repr(key) in failed.output
+
+
+def test_a_cold_starts_steps_are_shown_in_the_order_in_which_they_happen(report_file: Path) -> None:
+    report = make_report()
+    steps = ("import", "manifest", "driver", "load", "first call", "total", "second call")
+    report["cold_start"] = [{"by": "flashkda", "runs": 10, "ms": {step: US for step in sorted(steps)}}]
+    shown = lines(report)[-len(steps) :]
+    assert [line.split("median")[0].strip() for line in shown] == list(steps)
+    assert [step for step, _ in cold_steps(report["cold_start"])["flashkda"]] == list(steps[:5])
 
 
 def test_a_report_replaces_another_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -328,11 +357,23 @@ def test_what_cannot_be_a_report_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--peer", "fla", "--no-peers"), ("--from", "REPORT", "--json", "other.json"), ("--peer", "flashkda")]
-)
+    "arguments",
+    [
+        ("--peer", "fla", "--no-peers"),
+        ("--peer", "flashkda"),
+        *(
+            ("--from", "REPORT", *measuring)
+            for measuring in (
+                ("--json", "other.json"), ("--tokens", "8"), ("--heads", "1"), ("--quick",), ("--samples", "11"),
+                ("--peer", "fla"), ("--no-peers",), ("--cold-start",), ("--processes", "10"), ("--device", "0"),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_options_that_contradict_are_refused(report_file: Path, arguments: tuple[str, ...]) -> None:
     failed = run(*(str(report_file) if word == "REPORT" else word for word in arguments))
     assert failed.exit_code == 2 and not Path("other.json").exists()
+    assert arguments[2 if "--from" in arguments else 0] in failed.output
 
 
 def test_showing_a_report_needs_no_torch(report_file: Path) -> None:
@@ -429,6 +470,35 @@ def test_three_reports_make_one_picture(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_no_two_lines_of_a_figure_look_alike() -> None:
+    to_rgba = pytest.importorskip("matplotlib.colors").to_rgba
+    report = make_report()
+    for number in range(1, 13):
+        for shape in (Shape((1024 * number,), 24), Shape((64, number), 24)):
+            changes = {"shape": shape.label, "lengths": list(shape.lengths), "tokens": shape.tokens, "heads": 24}
+            for by in ("flashkda", "flash_kda", "fla"):
+                report["rows"].append(make_row(**changes, by=by))
+    report["rows"] += [make_row(kernel="recurrence", bv=bv) for bv in range(1, 17)]
+    panels = [axes for axes in make_figure([report]).axes if axes.lines]
+    assert len(panels) == 4
+    for axes in panels:
+        looks = [
+            (line.get_linestyle(), to_rgba(line.get_color())) for line in axes.lines
+            if line.get_linestyle() != "None"
+        ]  # fmt: skip
+        assert len(set(looks)) == len(looks) >= 8
+
+
+def test_legends_lie_outside_of_the_figures_they_explain(report_file: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = make_figure([load_report(report_file)])
+    figure.draw_without_rendering()
+    panels = [axes.get_window_extent() for axes in figure.axes]
+    legends = [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend() is not None]
+    assert len(legends) == 5
+    assert not any(panel.overlaps(legend) for panel in panels for legend in legends)
+
+
 def test_a_png_is_as_wide_as_a_readme_shows_it(report_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = tmp_path / "figure.png"
@@ -450,5 +520,7 @@ def test_without_matplotlib_the_extra_is_named(
     report_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flashkda.bench_plot.find_spec", lambda name: None)
-    failed = run("--from", str(report_file), "--plot", str(tmp_path / "figure.svg"))
-    assert failed.exit_code == 1 and "flashkda[bench]" in failed.output
+    monkeypatch.setattr("flashkda.bench.measure", lambda *arguments: pytest.fail("something was measured"))
+    for words in (("--from", str(report_file)), ("--tokens", "8")):
+        failed = run(*words, "--plot", str(tmp_path / "figure.svg"))
+        assert failed.exit_code == 1 and "flashkda[bench]" in failed.output

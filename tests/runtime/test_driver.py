@@ -22,13 +22,23 @@ def test_missing_bindings_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         get_driver()
 
 
-def test_a_missing_driver_library_is_a_driver_error(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_its_usual_causes_are_named(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(flags: int) -> Any:
-        raise RuntimeError("libcuda.so.1 not found")
+        raise RuntimeError("what the bindings say")
 
     monkeypatch.setattr(cuda, "cuInit", no_library)
-    with pytest.raises(DriverError, match=r"libcuda\.so\.1 not found.*install or update the NVIDIA driver"):
+    with pytest.raises(DriverError, match=r"no NVIDIA driver is installed.*container.*docker run --gpus all") as caught:
         get_driver()
+    assert "what the bindings say" not in str(caught.value)
+
+
+def test_a_driver_without_a_function_is_too_old(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_function(*arguments: object) -> Any:
+        raise RuntimeError("what the bindings say")
+
+    monkeypatch.setattr(cuda, "cuDeviceGetName", no_function)
+    with pytest.raises(DriverError, match="too old: it has no cuDeviceGetName; update the NVIDIA driver"):
+        get_driver().facts(0)
 
 
 def test_a_failed_call_names_cudas_error(cuda: Any) -> None:
@@ -115,6 +125,24 @@ def test_a_launch_after_pointers_that_fit_no_parameter_is_right(manifest: Manife
         kernel.launch(1, 7, parameters, (*pointers[:-1], -1), False)
     kernel.launch(1, 7, parameters, pointers, False)
     assert [tuple(launch.values.values())[:count] for launch in cuda.launches] == [pointers, pointers]
+
+
+def test_a_launch_in_the_midst_of_another_one_is_right(manifest: Manifest, kernel: Kernel, cuda: Any) -> None:
+    parameters, count = block_of(manifest, 100)
+    outer, inner = (16,) * count, (32,) * count
+    write = kernel._write_pointers
+
+    def interrupted(*arguments: Any) -> None:
+        kernel._write_pointers = write
+        write(*arguments)
+        # As a signal handler does.
+        kernel.launch(2, 8, parameters, inner, False)
+
+    kernel._write_pointers = interrupted
+    for pointers in (outer, outer, inner):
+        kernel.launch(1, 7, parameters, pointers, False)
+    seen = [(launch.config["gridDimX"], launch.config["hStream"], launch.values["q"]) for launch in cuda.launches]
+    assert seen == [(2, 8, 32), (1, 7, 16), (1, 7, 16), (1, 7, 32)]
 
 
 def test_each_thread_has_its_own_parameter_block(manifest: Manifest, kernel: Kernel, cuda: Any) -> None:

@@ -2,18 +2,23 @@
 
 import gc
 import logging
+import os
 import pickle
 import re
 import struct
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashkda
+from flashkda.driver import get_driver
 from flashkda.errors import ArgumentError, ArtifactError, DriverError, NoArtifactError
 
 torch = pytest.importorskip("torch")
@@ -106,6 +111,34 @@ def test_what_is_no_tensor_is_refused(arguments: Callable[..., Arguments], value
 
 def test_sparse_tensors_are_refused(arguments: Callable[..., Arguments]) -> None:
     assert refusal(arguments() | {"k": torch.eye(4).to_sparse()}).argument == "k"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_do_not_lie_as_their_strides_say_are_refused(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any
+) -> None:
+    call = arguments()
+    nested = on_cuda(torch.nested.nested_tensor([torch.zeros(40, 2, 128, dtype=torch.bfloat16)]))
+    # Three times: the guard of a known call would end the process at a nested tensor.
+    for _ in range(3):
+        flashkda.fwd(**call)
+        assert refusal(call | {"v": nested}).argument == "v"
+    for value in (torch._neg_view(call["v"]), torch.nn.parameter.UninitializedParameter()):
+        error = refusal(call | {"v": value})
+        assert (error.argument, error.allowed) == ("v", "a plain strided tensor")
+
+
+def test_a_view_of_a_freed_storage_is_refused(
+    arguments: Callable[..., Arguments], on_cuda: Callable[..., Any], cuda: Any, repeated: Callable[..., None]
+) -> None:
+    flat = torch.zeros(4 + 2 * 128)
+    call = arguments() | {"dt_bias": on_cuda(flat[4:].view(2, 128))}
+    repeated(call)
+    flat.untyped_storage().resize_(0)
+    assert call["dt_bias"].data_ptr() == 16
+    error = refusal(call)
+    assert error.argument == "dt_bias" and "freed" in error.value
+    assert len(cuda.launches) == 6
 
 
 def change_dtype(name: str, dtype: Any) -> Callable[[Arguments], Arguments]:
@@ -522,6 +555,13 @@ def test_every_argument_that_matters_is_part_of_the_signature(
     assert values[9]["final_dtype"] == 2
 
 
+def test_a_zeros_sign_does_not_depend_on_earlier_calls(arguments: Callable[..., Arguments], cuda: Any) -> None:
+    for zero in (-0.0, 0.0):
+        flashkda.fwd(**(arguments() | {"scale": zero, "lower_bound": zero}))
+    values = [launch.values for launch in cuda.launches[::2]]
+    assert {str(one[name]) for one in values for name in ("scale", "gate_scale")} == {"0.0"}
+
+
 def test_the_distance_of_checkpoints_is_part_of_the_signature(
     arguments: Callable[..., Arguments], pools: Callable[..., Arguments], cuda: Any
 ) -> None:
@@ -577,7 +617,7 @@ def test_a_device_without_an_artifact_and_an_old_driver_are_told_apart(
 ) -> None:
     cuda.version = 12040
     cuda.devices[0] = {"major": 8, "minor": 0, "sm_count": 108}
-    with pytest.raises(NoArtifactError, match=re.escape("prepare.flashkda.sm_90a.cubin: sm_90a runs on")):
+    with pytest.raises(NoArtifactError, match=re.escape("prepare (numerics flashkda): no kernel for")):
         flashkda.fwd(**arguments())
     with pytest.raises(DriverError, match=r"too old for prepare\.flashkda\.sm_100a\.cubin.*12\.4.*12\.8"):
         flashkda.fwd(**arguments(ordinal=1))
@@ -665,7 +705,7 @@ def repeated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     guarded = request.param == "guarded"
     if not guarded:
-        monkeypatch.setattr(call, "_guards_see_everything", lambda: False)
+        monkeypatch.setattr(call, "guards_see_everything", lambda: False)
 
     def repeat(arguments: Arguments) -> None:
         for _ in range(3):
@@ -803,7 +843,7 @@ def test_the_number_of_kept_addresses_is_bounded(
         moved = on_cuda(sound["q"].as_subclass(torch.Tensor), address=(1 << 50) + 16 * step)
         flashkda.fwd(**(sound | {"q": moved}))
     (kept,) = api._calls.values()
-    assert 0 < len(kept._examined) <= 3
+    assert 0 < len(kept.examined) <= 3
     assert [launch.values["q"] for launch in cuda.launches[::2]] == [(1 << 50) + 16 * step for step in range(8)]
 
 
@@ -835,6 +875,32 @@ def test_a_driver_without_function_loading_is_not_asked_for_it(artifact_folder: 
     assert len(cuda.loaded) == 4 and not cuda.finished
 
 
+def test_preload_leaves_nothing_for_the_first_call_to_import(artifact_folder: Path) -> None:
+    code = (
+        "import sys, torch, flashkda\n"
+        "from types import SimpleNamespace\n"
+        "import flashkda.kernels as kernels, flashkda.driver as driver\n"
+        "driver.get_driver = lambda: SimpleNamespace(device_count=lambda: 1)\n"
+        "variants = SimpleNamespace(prepare=None, recurrence={})\n"
+        "kernels.device_kernels = lambda ordinal: SimpleNamespace(variants=variants, ready=lambda *given: None)\n"
+        "flashkda.preload(0)\n"
+        "import flashkda.call as call\n"
+        "print(call.guards_see_everything.cache_info().currsize, 'flashkda.arguments' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(flashkda.__file__).parents[1])},
+    )  # fmt: skip
+    assert result.stdout.split() == ["1", "True"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "nonsense"])
+def test_preload_looks_at_its_argument_before_the_driver(cuda: Any, device: str) -> None:
+    with pytest.raises(ArgumentError):
+        flashkda.preload(device)
+    assert get_driver.cache_info().currsize == 0
+
+
 @pytest.mark.parametrize("device", [2, -1, "cpu", "nonsense", "cuda:9"])
 def test_preload_refuses_what_is_no_visible_device(artifact_folder: Path, cuda: Any, device: Any) -> None:
     with pytest.raises(ArgumentError) as caught:
@@ -845,9 +911,10 @@ def test_preload_refuses_what_is_no_visible_device(artifact_folder: Path, cuda: 
 def test_workspace_size_is_that_of_the_packed_layout(artifact_folder: Path) -> None:
     assert flashkda.workspace_size(8192, 96) == (512 + 1) * 96 * 13600
     assert flashkda.workspace_size(0, 4, 2) == 2 * 4 * 13600
+    assert flashkda.workspace_size(np.int64(0), np.int32(4), 2) == 2 * 4 * 13600  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("sizes", [(-1, 1, 1), (16, 1.0, 1), (16, 1, "1")])
+@pytest.mark.parametrize("sizes", [(-1, 1, 1), (16, 1.0, 1), (16, 1, "1"), (16, True, 1)])
 def test_workspace_size_refuses_what_is_no_size(artifact_folder: Path, sizes: Any) -> None:
     with pytest.raises(ArgumentError):
         flashkda.workspace_size(*sizes)

@@ -13,8 +13,8 @@ from flashkda.manifest import Manifest, parse
 
 def refused(raw: object) -> str:
     with pytest.raises(ArtifactError) as caught:
-        parse(json.dumps(raw), "here/manifest.json")
-    assert "here/manifest.json" in str(caught.value)
+        parse(json.dumps(raw), "here/manifest.json", "build it anew")
+    assert "here/manifest.json" in str(caught.value) and str(caught.value).endswith("; build it anew")
     return str(caught.value)
 
 
@@ -56,13 +56,13 @@ def test_another_schema_version_is_refused_before_its_fields_are_judged() -> Non
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"manifest"', '{"schema_version": 1, "schema_version": 1}'])
 def test_text_that_is_no_json_object_is_refused(text: str) -> None:
-    with pytest.raises(ArtifactError):
-        parse(text, "manifest.json")
+    with pytest.raises(ArtifactError, match=r"; build it anew$"):
+        parse(text, "manifest.json", "build it anew")
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(ArtifactError):
-        parse(b"\xff\xfe\x00{", "manifest.json")
+    with pytest.raises(ArtifactError, match=r"; build it anew$"):
+        parse(b"\xff\xfe\x00{", "manifest.json", "build it anew")
 
 
 @pytest.mark.parametrize(

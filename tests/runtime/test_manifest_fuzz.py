@@ -50,7 +50,7 @@ def places(node: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int,
 
 def read(text: str | bytes) -> Manifest | None:
     try:
-        model = parse(text, "manifest.json")
+        model = parse(text, "manifest.json", "build it anew")
     except ArtifactError as error:
         # It can be shown, wherever the terminal.
         str(error).encode()

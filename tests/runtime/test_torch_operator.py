@@ -13,6 +13,7 @@ import flashkda
 from flashkda.errors import ArgumentError
 
 torch = pytest.importorskip("torch")
+FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
 Arguments = dict[str, Any]
@@ -227,6 +228,38 @@ def test_tensors_without_memory_are_refused(on_cuda: Callable[..., Any], artifac
     with pytest.raises(ArgumentError, match=r"g is a tensor without memory.*torch\.compile"):
         flashkda.fwd(**(arguments | {"g": fake}))
     assert len(cuda.launches) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_workspace_is_not_allocated_where_there_is_no_memory(
+    on_cuda: Callable[..., Any], artifact_folder: Path, cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_empty = torch._C._VariableFunctions.empty
+
+    def empty(*sizes: Any, device: Any, **options: Any) -> Any:
+        # Fake tensors are not made members of the made-up device's class.
+        return plain_empty(*sizes, device="cpu" if torch.device(device).type == "cuda" else device, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    arguments = {
+        name: on_cuda(value) if isinstance(value, torch.Tensor) else value for name, value in make_arguments().items()
+    }
+    workspace = arguments.pop("workspace")
+    refusals = []
+
+    def call(x: Any) -> Any:
+        with pytest.raises(ArgumentError) as caught:
+            flashkda.fwd(**arguments)
+        refusals.append(caught.value.argument)
+        flashkda.fwd(**arguments, workspace=workspace)
+        return x.sum()
+
+    with FakeTensorMode():
+        call(torch.zeros(3))
+    torch.func.grad(call)(torch.zeros(3))
+    torch.func.functionalize(call)(torch.zeros(3))
+    assert refusals == ["workspace"] * 3
+    assert len(cuda.launches) == 6
 
 
 def test_calls_inside_torch_func_are_refused(on_cuda: Callable[..., Any], artifact_folder: Path, cuda: Any) -> None:
