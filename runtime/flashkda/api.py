@@ -281,8 +281,10 @@ def preload(device: "int | str | torch.device | None" = None) -> None:
     from flashkda.driver import get_driver
     from flashkda.kernels import device_kernels
 
-    ordinal = _ordinal(device)
+    # A wrong argument is wrong with any driver; what None means, only a driver can tell.
+    given = None if device is None else _ordinal(device)
     count = get_driver().device_count()
+    ordinal = _ordinal(None) if given is None else given
     if not 0 <= ordinal < count:
         raise ArgumentError("device", repr(device), f"one of the {count} visible CUDA devices", "see flashkda info")
     kernels = device_kernels(ordinal)
