@@ -267,6 +267,11 @@ def _require_dtype(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, .
         raise ArgumentError(name, f"a tensor of {tensor.dtype}", allowed, f"convert it with {name}.to(...)")
 
 
+def _require_contiguous(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ArgumentError(name, "not contiguous", "contiguous", f"copy it with {name}.contiguous()")
+
+
 def _require_rows(name: str, tensor: torch.Tensor) -> None:
     strides = tensor.stride()
     if tensor.numel() == 0:
@@ -296,12 +301,11 @@ def _require_parameter(name: str, tensor: torch.Tensor, numel: int, what: str) -
             f"of {numel} elements ({what})",
             "check the number of heads",
         )
-    if not tensor.is_contiguous():
-        raise ArgumentError(name, "not contiguous", "contiguous", f"copy it with {name}.contiguous()")
+    _require_contiguous(name, tensor)
 
 
 def _require_cu_seqlens(cu_seqlens: torch.Tensor, batch: int) -> None:
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+    if cu_seqlens.dtype not in _INDICES:
         raise ArgumentError(
             "cu_seqlens",
             f"a tensor of {cu_seqlens.dtype}",
@@ -310,8 +314,7 @@ def _require_cu_seqlens(cu_seqlens: torch.Tensor, batch: int) -> None:
         )
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise _shape_error("cu_seqlens", cu_seqlens, "[N + 1] with at least one sequence")
-    if not cu_seqlens.is_contiguous():
-        raise ArgumentError("cu_seqlens", "not contiguous", "contiguous", "copy it with cu_seqlens.contiguous()")
+    _require_contiguous("cu_seqlens", cu_seqlens)
     if batch != 1:
         raise ArgumentError(
             "q", f"a batch of {batch} together with cu_seqlens", "of B = 1 when cu_seqlens is given",
@@ -321,8 +324,7 @@ def _require_cu_seqlens(cu_seqlens: torch.Tensor, batch: int) -> None:
 
 def _require_vector(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], size: int, what: str) -> None:
     _require(name, tensor, dtypes, (size,), f"[{what}]")
-    if not tensor.is_contiguous():
-        raise ArgumentError(name, "not contiguous", "contiguous", f"copy it with {name}.contiguous()")
+    _require_contiguous(name, tensor)
 
 
 def _require_starts(starts: torch.Tensor | None, checkpoints: bool, packed: bool, sequences: int) -> None:

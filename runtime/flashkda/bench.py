@@ -284,6 +284,8 @@ class _Bench:
         """Of each variant "reference", "equal" or "differ"; None where nothing of the kind is promised."""
         import torch
 
+        from flashkda.bits import same_bits
+
         exact = {OURS, *(peer.name for peer in self.peers if peer.exact)}
         compared = [index for index, one in enumerate(variants) if one.kernel == "both" and one.by in exact]
         # The original is what bits are measured by; the first of ours is where it is absent.
@@ -295,13 +297,12 @@ class _Bench:
                 tensor.fill_(float("nan"))
             variants[index].run(0)
             torch.cuda.synchronize()
-            found = [tensor.view(torch.int16) for tensor in (first.out, first.final_state)]
+            found = (first.out, first.final_state)
             if reference is None:
                 reference = [tensor.clone() for tensor in found]
                 outcomes[index] = "reference"
             else:
-                equal = all(torch.equal(one, other) for one, other in zip(found, reference, strict=True))
-                outcomes[index] = "equal" if equal else "differ"
+                outcomes[index] = "equal" if all(map(same_bits, found, reference)) else "differ"
         return outcomes
 
     def _row(

@@ -1,9 +1,10 @@
-"""The device's clock and versions, as NVML tells them; no compiler, no tool and no package is needed for it."""
+"""The device's clock, as NVML tells it."""
 
 import ctypes
 from dataclasses import dataclass
 
 from flashkda.driver import Driver
+from flashkda.nvml import open_nvml
 
 _NVML_CLOCK_SM = 1
 _KILOHERTZ = 1000.0
@@ -28,17 +29,6 @@ class Clock:
         if self._nvml is None or self._nvml.nvmlDeviceGetClockInfo(self._handle, _NVML_CLOCK_SM, ctypes.byref(value)):
             return self.nominal_mhz
         return float(value.value)
-
-
-def open_nvml() -> tuple[ctypes.CDLL, str] | None:
-    """NVML, initialised, and the driver's release as it tells it ("580.159.04"); None where it cannot be used."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        release = ctypes.create_string_buffer(80)
-        failed = nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(release, len(release))
-    except (OSError, AttributeError):
-        return None
-    return None if failed else (nvml, release.value.decode())
 
 
 def open_clock(driver: Driver, ordinal: int) -> Clock:

@@ -38,17 +38,24 @@ def own_variants(sets: Sequence[Inputs], kernels: DeviceKernels, checkpoint_ever
     with bf16 checkpoints; None without.
     """
     choices = (None, *kernels.variants.recurrence)
+    variants = lone_variants(sets, kernels, choices)
+    used = {one.bv: one.bv_used for one in variants if one.kernel == "recurrence"}
+    variants += [Variant(OURS, "both", bv, used[bv], _together(sets, bv)) for bv in choices]
+    if checkpoint_every is not None:
+        writing = _with_checkpoints(sets, checkpoint_every)
+        variants.append(Variant(OURS, "both", None, used[None], writing, checkpoint_every))
+    return variants
+
+
+def lone_variants(sets: Sequence[Inputs], kernels: DeviceKernels, choices: Sequence[int | None]) -> list[Variant]:
+    """Prepare, and recurrence at each of the BVs, None for the automatic one; kernels are loaded."""
     plans = {bv: _plan(sets[0], kernels, bv) for bv in choices}
     loaded = kernels.ready((kernels.variants.prepare, *kernels.variants.recurrence.values()), None)
-    variants = [Variant(OURS, "prepare", None, None, _alone(plans[None].prepare, PREPARE_POINTERS, sets, loaded))]
+    prepare = next(iter(plans.values())).prepare
+    variants = [Variant(OURS, "prepare", None, None, _alone(prepare, PREPARE_POINTERS, sets, loaded))]
     for bv, plan in plans.items():
         alone = _alone(plan.recurrence, RECURRENCE_POINTERS, sets, loaded)
         variants.append(Variant(OURS, "recurrence", bv, plan.bv, alone))
-    for bv, plan in plans.items():
-        variants.append(Variant(OURS, "both", bv, plan.bv, _together(sets, bv)))
-    if checkpoint_every is not None:
-        writing = _with_checkpoints(sets, checkpoint_every)
-        variants.append(Variant(OURS, "both", None, plans[None].bv, writing, checkpoint_every))
     return variants
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import flashkda
+from flashkda.bits import same_bits
 
 D = 128
 LOWER_BOUND = -5.0
@@ -129,10 +130,10 @@ def run(device: int, tokens: int, piece: int) -> int:
         y = finish(layer, torch.cat(outs, dim=1), inputs.gate)
 
         compared = [
-            (f"{start}..{stop - 1}", "its slot" if start else "zero", _same_bits(out, whole[:, start:stop]))
+            (f"{start}..{stop - 1}", "its slot" if start else "zero", same_bits(out, whole[:, start:stop]))
             for (start, stop), out in zip(pieces, outs, strict=True)
         ]
-        compared.append(("final state", "", _same_bits(pool[_SLOT], other_pool[_SLOT])))
+        compared.append(("final state", "", same_bits(pool[_SLOT], other_pool[_SLOT])))
     equal = all(same for _, _, same in compared)
 
     click.echo(f"A KDA layer of {layer.heads} heads on {tokens} tokens, its state in slot {_SLOT} of {_SLOTS}")
@@ -149,8 +150,3 @@ def run(device: int, tokens: int, piece: int) -> int:
 
 def _verdict(same: bool) -> str:
     return "equal" if same else "DIFFERENT"
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Of two bf16 tensors of one shape; as integers, for NaN differs from itself and +0 equals -0."""
-    return bool(torch.equal(a.contiguous().view(torch.int16), b.contiguous().view(torch.int16)))

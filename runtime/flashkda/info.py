@@ -9,9 +9,9 @@ from typing import Any
 from flashkda import __version__
 from flashkda.alias import FOLDER, NAME, refuse_another
 from flashkda.artifacts import MANIFEST_NAME, OVERRIDE, ArtifactFolder, folder_path, open_folder
-from flashkda.bench_device import open_nvml
 from flashkda.driver import DeviceFacts, Driver, get_driver
 from flashkda.errors import AliasError, ArtifactError, DriverError
+from flashkda.nvml import open_nvml
 from flashkda.resolver import DEFAULT_NUMERICS, Accepted, Request, cuda_version, listed_bvs, resolve
 
 #: Distributions that a call runs on; their versions are told without importing them.

@@ -13,7 +13,7 @@ from flashkda.resolver import DEFAULT_NUMERICS, Rejected, resolve_variants
 
 _lock = threading.RLock()
 _devices: "dict[int, DeviceKernels]" = {}
-_loaded: dict[str, Kernel] = {}
+_loaded: dict[Artifact, Kernel] = {}
 
 
 def _after_fork() -> None:
@@ -69,9 +69,9 @@ class DeviceKernels:
                     f"a load would break; call flashkda.preload({self.facts.ordinal}) before the capture"
                 )
             for artifact in artifacts:
-                if artifact.file not in _loaded:
-                    _loaded[artifact.file] = Kernel(self._driver, artifact, self._folder.read(artifact))
-                kernel = _loaded[artifact.file]
+                if artifact not in _loaded:
+                    _loaded[artifact] = Kernel(self._driver, artifact, self._folder.read(artifact))
+                kernel = _loaded[artifact]
                 kernel.finish_on(self.facts.ordinal)
                 self._ready[artifact.file] = kernel
         finally:

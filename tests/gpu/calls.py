@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import flashkda
+from flashkda.bits import same_bits
 from flashkda.goldens.cases import CHUNK, HEAD_DIM
 from flashkda.goldens.record import plain_shape, stored_order
-from flashkda.goldens.run import same_bits
 from flashkda.manifest import Record
 
 StateDtype = Literal["none", "bf16", "fp32"]

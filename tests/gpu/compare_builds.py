@@ -16,16 +16,14 @@ from pathlib import Path
 import click
 import torch
 
-from flashkda.arguments import TENSORS, check
 from flashkda.artifacts import open_folder
-from flashkda.bench_inputs import LOWER_BOUND, make_inputs
+from flashkda.bench_inputs import make_inputs
 from flashkda.bench_measure import capture, time_variants
 from flashkda.bench_shapes import Shape
-from flashkda.driver import LEGACY_STREAM, Kernel, get_driver
-from flashkda.goldens.run import same_bits
-from flashkda.kernels import device_kernels
-from flashkda.planner import PREPARE_POINTERS, RECURRENCE_POINTERS, make_plan
-from flashkda.resolver import DEFAULT_NUMERICS, resolve_variants
+from flashkda.bench_variants import lone_variants
+from flashkda.bits import same_bits
+from flashkda.driver import get_driver
+from flashkda.kernels import DeviceKernels
 
 DEFAULT = ("8192@6", "8192@24", "8192@64", "8192@96", "8x1024@24", "1300+547+2048+963+271+3063@12")
 
@@ -39,83 +37,47 @@ def parse(text: str) -> Shape:
     return Shape(tuple(map(int, lengths.split("+"))), int(heads))
 
 
-class Build:
-    """A folder's kernels on device 0."""
-
-    def __init__(self, path: Path, device) -> None:
-        self.name = path.name
-        folder, driver = open_folder(path, True), get_driver()
-        self.contract = folder.manifest.contract
-        self.variants = resolve_variants(
-            folder.manifest,
-            numerics=DEFAULT_NUMERICS,
-            compute_capability=device.facts.compute_capability,
-            driver_version=driver.version,
-        )
-        self.loaded = {}
-        for artifact in (self.variants.prepare, *self.variants.recurrence.values()):
-            self.loaded[artifact.file] = Kernel(driver, artifact, folder.read(artifact))
-            self.loaded[artifact.file].finish_on(device.facts.ordinal)
-
-    def plan(self, inputs, bv, sm_count):
-        tensors = [getattr(inputs, name) for name in TENSORS]
-        problem = check(self.contract, tensors, inputs.scale, LOWER_BOUND, bv).problem
-        return make_plan(problem, self.contract, self.variants, sm_count)
-
-    def runner(self, launch, names, inputs):
-        kernel = self.loaded[launch.artifact.file]
-        tensors = [getattr(inputs, name, None) for name in names]
-        pointers = tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-
-        def run(index: int) -> None:
-            stream = torch._C._cuda_getCurrentRawStream(0) or LEGACY_STREAM
-            kernel.launch(launch.grid, stream, launch.parameters, pointers, False)
-
-        return run
-
-
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--shape", "shapes", multiple=True, default=DEFAULT, show_default=True)
 @click.option("--bv", "bvs", multiple=True, type=int, help="Only these. [default: all]")
 @click.option("--samples", default=9, show_default=True)
 def main(folders: tuple[Path, ...], shapes: tuple[str, ...], bvs: tuple[int, ...], samples: int) -> None:
-    torch.zeros(1, device="cuda")
-    device = device_kernels(0)
-    builds = [Build(folder, device) for folder in folders]
-    stream = torch.cuda.Stream()
+    device = torch.device("cuda", 0)
+    builds = [DeviceKernels(get_driver(), open_folder(folder, True), 0) for folder in folders]
+    stream = torch.cuda.Stream(device)
     wrong = False
     for text in shapes:
-        inputs = make_inputs(parse(text), builds[0].contract, torch.device("cuda", 0), 1)[0]
-        names, runs, first = [], [], None
+        inputs = make_inputs(parse(text), builds[0].manifest.contract, device, 1)
+        first, owners, variants, replayables = None, [], [], []
         for number, build in enumerate(builds):
-            for bv in bvs or build.variants.recurrence:
-                plan = build.plan(inputs, bv, device.facts.sm_count)
-                prepare = build.runner(plan.prepare, PREPARE_POINTERS, inputs)
-                recurrence = build.runner(plan.recurrence, RECURRENCE_POINTERS, inputs)
-                inputs.out.zero_()
-                inputs.final_state.zero_()
-                prepare(0)
-                recurrence(0)
+            prepare, *recurrences = lone_variants(inputs, build, bvs or tuple(build.variants.recurrence))
+            for recurrence in recurrences:
+                inputs[0].out.zero_()
+                inputs[0].final_state.zero_()
+                prepare.run(0)
+                recurrence.run(0)
                 torch.cuda.synchronize()
-                result = inputs.out.clone(), inputs.final_state.clone()
+                result = inputs[0].out.clone(), inputs[0].final_state.clone()
                 first = first or result
                 if not all(map(same_bits, result, first)):
-                    click.echo(f"{text}: {build.name} at BV {bv} differs in bits from {builds[0].name}")
+                    click.echo(f"{text}: {folders[number].name} at BV {recurrence.bv} differs from {folders[0].name}")
                     wrong = True
-                if (number, "prepare") not in names:
-                    names.append((number, "prepare"))
-                    runs.append(capture(prepare, 1, stream))
-                names.append((number, bv))
-                runs.append(capture(recurrence, 1, stream))
-        timed = time_variants(runs, samples, stream, lambda: None)
-        us = {name: one.summary.median for name, one in zip(names, timed, strict=True)}
+            for variant in (prepare, *recurrences):
+                owners.append(number)
+                variants.append(variant)
+                replayables.append(capture(variant.run, 1, stream))
+        timed = time_variants(replayables, samples, stream, lambda: None)
         click.echo(text)
         rows = []
-        for number, build in enumerate(builds):
-            mine = {kernel: value for (owner, kernel), value in us.items() if owner == number}
-            listed = "  ".join(f"{kernel} {value:.1f}" for kernel, value in mine.items())
-            rows.append((sum(value for kernel, value in mine.items() if kernel != "prepare"), build.name, listed))
+        for number, folder in enumerate(folders):
+            mine = [
+                (variant.bv or variant.kernel, one.summary.median)
+                for owner, variant, one in zip(owners, variants, timed, strict=True)
+                if owner == number
+            ]
+            listed = "  ".join(f"{name} {us:.1f}" for name, us in mine)
+            rows.append((sum(us for _, us in mine[1:]), folder.name, listed))
         for _, name, listed in sorted(rows):
             click.echo(f"  {name:20} {listed}")
     sys.exit(wrong)

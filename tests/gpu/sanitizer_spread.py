@@ -20,8 +20,8 @@ from state_calls import StateCall, make
 
 import flashkda
 from flashkda.artifacts import installed
+from flashkda.bits import same_bits
 from flashkda.goldens.cases import HEAD_DIM
-from flashkda.goldens.run import same_bits
 from flashkda.kernels import device_kernels
 
 SHAPES = (

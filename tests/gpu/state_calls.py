@@ -28,8 +28,8 @@ from calls import (
 from torch import Tensor
 
 import flashkda
+from flashkda.bits import same_bits
 from flashkda.goldens.cases import HEAD_DIM
-from flashkda.goldens.run import same_bits
 from flashkda.manifest import Record
 
 _SLOT = HEAD_DIM * HEAD_DIM

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from calls import FILL, STATE_DTYPES, Shape, assert_same, call, filled, make_out, make_tensors  # noqa: E402
 
 import flashkda  # noqa: E402
+from flashkda.bits import same_bits  # noqa: E402
 from flashkda.goldens.cases import HEAD_DIM  # noqa: E402
-from flashkda.goldens.run import same_bits  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 import flashkda  # noqa: E402
 from flashkda.alias import FOLDER  # noqa: E402
-from flashkda.goldens.run import same_bits  # noqa: E402
+from flashkda.bits import same_bits  # noqa: E402
 from flashkda.kernels import device_kernels  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -26,8 +26,8 @@ from calls import (  # noqa: E402
 from state_calls import StateCall, assert_written, expected, make  # noqa: E402
 
 import flashkda  # noqa: E402
+from flashkda.bits import same_bits  # noqa: E402
 from flashkda.goldens.cases import HEAD_DIM  # noqa: E402
-from flashkda.goldens.run import same_bits  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

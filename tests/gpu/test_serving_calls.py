@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from calls import filled  # noqa: E402
 
 import flashkda  # noqa: E402
+from flashkda.bits import same_bits  # noqa: E402
 from flashkda.goldens.cases import HEAD_DIM  # noqa: E402
-from flashkda.goldens.run import same_bits  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -1,9 +1,11 @@
 """`flashkda bench` from end to end on a made-up GPU: what it launches, compares and reports."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
+import shutil
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -602,3 +604,39 @@ def test_without_nvml_the_nominal_clock_is_reported_as_such(clocked: Any, monkey
     clock = open_clock(get_driver(), 0)
     assert clock.read() == 1980.0
     assert "nominal" in clock.source and clock.driver_release is None
+
+
+# --- tests/gpu/compare_builds.py -----------------------------------------------------------------
+
+
+@pytest.fixture
+def compare(gpu: Any, inputs: Any, artifact_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script, with `run` for it on two copies of the made-up build; -> click's result."""
+    file = Path(__file__).parents[1] / "gpu" / "compare_builds.py"
+    spec = importlib.util.spec_from_file_location("compare_builds", file)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "make_inputs", inputs)
+    again = artifact_folder.parent / "again"
+    shutil.copytree(artifact_folder, again)
+    arguments = [str(artifact_folder), str(again), "--shape", "16@2", "--shape", "2x16@1"]
+    return SimpleNamespace(script=script, run=lambda: CliRunner().invoke(script.main, arguments))
+
+
+def test_builds_are_compared_shape_by_shape(compare: Any, artifact_folder: Path) -> None:
+    result = compare.run()
+    assert result.exit_code == 0, result.output
+    first, *builds = result.output.splitlines()[:3]
+    assert first == "16@2" and "2x16@1" in result.output
+    assert {line.split()[0] for line in builds} == {artifact_folder.name, "again"}
+    assert all(
+        line.split()[1:] == ["prepare", "100.0", "32", "100.0", "64", "100.0", "128", "100.0"] for line in builds
+    )
+
+
+def test_a_build_with_other_bits_ends_in_exit_code_1(compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare.script, "same_bits", lambda a, b: False)
+    result = compare.run()
+    assert result.exit_code == 1
+    assert "16@2: again at BV 32 differs from" in result.output

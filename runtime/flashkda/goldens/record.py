@@ -98,8 +98,9 @@ def as_recorded(case: Case, decoded: dict[str, Bits]) -> dict[str, Bits]:
     for name, array in decoded.items():
         if name == "beta_sigmoid":
             continue
-        ours = array.reshape(case.H, tiles, *array.shape[1:]).copy()
+        ours = array.reshape(case.H, tiles, *array.shape[1:])
         if name == "inv":
+            ours = ours.copy()
             ours[(ours[..., :1, :1] & 0x7FFF > 0x7F80) & _UPPER_RIGHT] = 0x7FFF
         dense = np.full((case.H, recorded_tiles, *array.shape[1:]), 0, dtype=array.dtype)
         dense[...] = np.array(_UNWRITTEN & np.iinfo(array.dtype).max, dtype=array.dtype)

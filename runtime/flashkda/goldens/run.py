@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashkda.api import fwd
+from flashkda.bits import INTEGERS, same_bits
 from flashkda.goldens.cases import HEAD_DIM, Case
 from flashkda.goldens.digests import Digests, sha256
 from flashkda.goldens.inputs import make_inputs
@@ -18,7 +19,7 @@ from flashkda.reference import kda_float64, relative_error
 _OUT_FILL = 0xAA
 _WORKSPACE_FILL = 0xAB
 _STATE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_BIT_DTYPES = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,8 @@ def float64_errors(case: Case, tensors: dict[str, Tensor], result: Result) -> tu
 
 def bits(tensor: Tensor) -> NDArray[np.generic]:
     """A tensor's bits on the host, as unsigned integers of its element size."""
-    torch_dtype, numpy_dtype = _BIT_DTYPES[tensor.element_size()]
-    return tensor.contiguous().view(torch_dtype).cpu().numpy().view(numpy_dtype)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one dtype and shape are equal bit for bit (NaN equals itself, +0 is not -0)."""
-    dtype, _ = _BIT_DTYPES[a.element_size()]
-    return a.dtype == b.dtype and bool(torch.equal(a.contiguous().view(dtype), b.contiguous().view(dtype)))
+    size = tensor.element_size()
+    return tensor.contiguous().view(INTEGERS[size]).cpu().numpy().view(_UNSIGNED[size])
 
 
 def _filled(size: int, byte: int, device: torch.device) -> Tensor:
