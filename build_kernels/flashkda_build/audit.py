@@ -12,7 +12,7 @@ from .manifest import MANIFEST, damaged_files, read_manifest
 from .occupancy import ctas_per_sm
 from .spec import KernelSpec
 
-Expectations = Mapping[tuple[str, int | None], Expectation]
+Expectations = Mapping[tuple[str, int | None, str], Expectation]
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Variant:
     label: str
     kernel: str
     bv: int | None
+    record_order: str
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     ctas_per_sm: dict[str, int] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
@@ -88,13 +89,12 @@ def audit(folder: Path, kernels: tuple[KernelSpec, ...], expectations: Expectati
     damaged = damaged_files(folder, manifest)
     variants = []
     for spec in kernels:
-        variant = Variant(spec.label, spec.kernel, spec.bv)
+        variant = Variant(spec.label, spec.kernel, spec.bv, spec.record_order)
         variants.append(variant)
-        expectation = expectations.get((spec.kernel, spec.bv))
+        key = (spec.kernel, spec.bv, spec.record_order)
+        expectation = expectations.get(key)
         if expectation is None:
-            variant.findings.append(
-                f"the design table has no row for {(spec.kernel, spec.bv)}: add one to EXPECTATIONS"
-            )
+            variant.findings.append(f"the design table has no row for {key}: add one to EXPECTATIONS")
             expectation = Expectation(counts={})
         artifacts = [a for a in manifest["artifacts"] if a["file"].startswith(f"{spec.label}.sm_")]
         if not artifacts:

@@ -21,52 +21,66 @@ class Expectation:
         return {"other matrix": 0, "local memory": 0, **self.counts, **self.per_arch.get(arch, {})}
 
 
-def _recurrence(blocks: int) -> Expectation:
-    """The recurrence whose compute warps own `blocks` blocks of 16 value columns each.
+# The chunk loop's body is in the code twice: the compiler sets the last chunk apart, which has no next one.
+_TURNS = 2
 
-    Each product of a block is two 8-column HMMA. Before the loop: u1 of the first chunk (8 k blocks). In it: u, o1
-    (8), Mqk u, the update (8 blocks of key channels) and the next chunk's u1 (8). The compiler sets the last chunk's
-    turn apart, where there is no next chunk: all but u1 is in the code twice.
+
+def _recurrence(columns: int, turned: int) -> Expectation:
+    """The recurrence whose compute warps own `columns` value columns each. turned: its MOVM.
+
+    Each product of 8 of them is one HMMA. Before the loop: u1 of the first chunk (8 k blocks). In it: u, o1 (8), Mqk u,
+    the update (8 blocks of key channels) and the next chunk's u1 (8), which the last chunk lacks.
     """
-    turns = 2
+    eights = columns // 8
     return Expectation(
         counts={
-            "HMMA.16816.F32.BF16": blocks * 2 * (8 + 8 + turns * (1 + 8 + 1 + 8)),
+            "HMMA.16816.F32.BF16": eights * (8 + _TURNS * (1 + 8 + 1 + 8) + 8),
             "HMMA.16816.F16": 0,
             "MUFU.EX2": 0,
             "MUFU.TANH": 0,
             "MUFU.RSQ": 0,
-            "MOVM": turns * blocks * 4,  # the output tile
+            "MOVM": turned,
             "fp32 add": 0,
             "fp32 mul": 0,
-            "fp32 fma": turns * blocks * 8 * 8,  # the state update, 8 a lane and block of key channels
-            "bf16 add": turns * blocks * (4 + 4),  # v - u1, o1 + o2
-            "bf16 mul": turns * blocks * 4,  # times beta
+            "fp32 fma": _TURNS * eights * 8 * 4,  # the state update, 4 a lane and block of key channels
+            "bf16 add": _TURNS * eights * (2 + 2),  # v - u1, o1 + o2
+            "bf16 mul": _TURNS * eights * 2,  # times beta
             "fp16 add": 0,
             "fp16 mul": 0,
         }
     )
 
 
-#: (kernel, bv) -> what its machine code contains
-EXPECTATIONS: Mapping[tuple[str, int | None], Expectation] = {
-    # One warp makes one record: 16 rows, each lane 4 channels of the gate, 2 rows x 4 channels of each block of 16.
-    ("prepare", None): Expectation(
-        counts={
-            "HMMA.16816.F32.BF16": 2 * 2 * 8,  # L and Mqk: 2 column halves, 8 k blocks
-            "HMMA.16816.F16": 3 * 2 * 2,  # the Neumann product: 3 squarings and 3 products
-            "MUFU.EX2": 16 * 4 * 2 + 1,  # 2^G and 2^-G, and exp(A_log)
-            "MUFU.TANH": 16 * 4 + 1,  # the gates' sigmoid and beta's
-            "MUFU.RSQ": 2 * 8,  # q and k: 8 pairs of rows
-            "bf16 add": 0,
-            "bf16 mul": 8 * 2 * 2 * 5,  # k_decayed, q_decayed (2), ki, k_restored
-            # L's upper right 8x8 block is zero: it needs no product, X's first sum there (onto -0) is a copy, and its
-            # last, which nobody would read, is left out.
-            "fp16 add": 3 * 4 - 2,
-            "fp16 mul": 4 - 1,
-        }
-    ),
-    ("recurrence", 32): _recurrence(blocks=1),
-    ("recurrence", 64): _recurrence(blocks=1),
-    ("recurrence", 128): _recurrence(blocks=2),
+# 16 columns at once: of each 16 the output tile, 4 words a lane.
+_TURNED_16 = _TURNS * 4
+# 8 columns at once: (V - u1) * b and u, 2 words each; the state, 16 words, for the first chunk's products, in the loop
+# for the next one's, and whenever it is read (2 dtypes) or written (checkpoints and final state, 2 each).
+_TURNED_8 = 16 + _TURNS * (2 + 2) + 16 + 16 * (2 + 2 * 2)
+
+# One warp makes one record: 16 rows, each lane 4 channels of the gate, 2 rows x 4 channels of each block of 16. The two
+# orders differ in where the words go.
+_PREPARE = Expectation(
+    counts={
+        "HMMA.16816.F32.BF16": 2 * 2 * 8,  # L and Mqk: 2 column halves, 8 k blocks
+        "HMMA.16816.F16": 3 * 2 * 2,  # the Neumann product: 3 squarings and 3 products
+        "MUFU.EX2": 16 * 4 * 2 + 1,  # 2^G and 2^-G, and exp(A_log)
+        "MUFU.TANH": 16 * 4 + 1,  # the gates' sigmoid and beta's
+        "MUFU.RSQ": 2 * 8,  # q and k: 8 pairs of rows
+        "bf16 add": 0,
+        "bf16 mul": 8 * 2 * 2 * 5,  # k_decayed, q_decayed (2), ki, k_restored
+        # L's upper right 8x8 block is zero: it needs no product, X's first sum there (onto -0) is a copy, and its
+        # last, which nobody would read, is left out.
+        "fp16 add": 3 * 4 - 2,
+        "fp16 mul": 4 - 1,
+    }
+)
+
+#: (kernel, bv, record order) -> what its machine code contains
+EXPECTATIONS: Mapping[tuple[str, int | None, str], Expectation] = {
+    ("prepare", None, "a"): _PREPARE,
+    ("prepare", None, "b"): _PREPARE,
+    ("recurrence", 16, "a"): _recurrence(columns=8, turned=_TURNED_8),
+    ("recurrence", 32, "b"): _recurrence(columns=16, turned=_TURNED_16),
+    ("recurrence", 64, "b"): _recurrence(columns=16, turned=_TURNED_16),
+    ("recurrence", 128, "b"): _recurrence(columns=32, turned=2 * _TURNED_16),
 }

@@ -38,6 +38,7 @@ def describe_artifact(spec: KernelSpec, arch: Architecture, data: bytes) -> dict
         "kernel": spec.kernel,
         "numerics": spec.numerics,
         "bv": spec.bv,
+        "record_order": spec.record_order,
         "arch": arch.name,
         "compute_capabilities": list(arch.compute_capabilities),
         "file": label,
@@ -54,7 +55,6 @@ def describe_artifact(spec: KernelSpec, arch: Architecture, data: bytes) -> dict
         "static_shared_memory": cubin.static_shared_memory,
         "registers": cubin.registers,
         "least_driver": arch.least_driver,
-        "pdl": spec.pdl,
     }
 
 

@@ -28,12 +28,15 @@ from .toolchain import require_dsl, worker_environment
 
 SCHEDULE = "schedules.json"
 _CHOICES = {
-    "early": (2, 3, 3, 4, 4, 5),
-    "lead": (1, 2, 3),
-    "mqk": (1, 2, 2, 3),
-    "small_loads": (3, 4, 5),
-    "barrier": (3, 4, 5, 6),
-    "store": (4, 5, 6, 7),
+    "early": (4, 4, 5, 6),
+    "defer": (0, 0, 1, 2),
+    "lead": (2, 3, 4, 5, 7),
+    "ahead": (0, 1, 2, 3, 5, 7),
+    "lag": (1, 1, 2),
+    "mqk": (0, 1, 2, 3),
+    "small_loads": (2, 3, 4, 5),
+    "barrier": (-1, 0, 1, 2),
+    "store": (3, 4, 5, 6, 7),
 }
 
 

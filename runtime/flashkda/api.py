@@ -288,7 +288,7 @@ def preload(device: "int | str | torch.device | None" = None) -> None:
     if not 0 <= ordinal < count:
         raise ArgumentError("device", repr(device), f"one of the {count} visible CUDA devices", "see flashkda info")
     kernels = device_kernels(ordinal)
-    kernels.ready((kernels.variants.prepare, *kernels.variants.recurrence.values()), None)
+    kernels.ready(kernels.variants.artifacts(), None)
     if "torch" in sys.modules:
         from flashkda.call import guards_see_everything
 

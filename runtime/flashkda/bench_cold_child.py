@@ -47,7 +47,7 @@ def main(subject: str, ordinal: int) -> None:
 
             kernels = device_kernels(ordinal)
             bv = min(kernels.variants.recurrence)
-            kernels.ready((kernels.variants.prepare, kernels.variants.recurrence[bv]), None)
+            kernels.ready((kernels.variants.prepare_for(bv), kernels.variants.recurrence[bv]), None)
             done("load")
             fwd(*arguments, initial, final, bv=bv)
             torch.cuda.synchronize()

@@ -1,6 +1,6 @@
 """Tensors for one shape, as often as it takes to go past the L2 cache."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,10 +29,17 @@ class Inputs:
     final_state: Tensor
     cu_seqlens: Tensor | None
     workspace: Tensor
+    _by_order: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def scale(self) -> float:
         return float(self.q.shape[-1] ** -0.5)
+
+    def workspace_for(self, record_order: str) -> Tensor:
+        """A workspace for records of this order alone: `workspace` for the first that is asked for, then new ones."""
+        if record_order not in self._by_order:
+            self._by_order[record_order] = torch.empty_like(self.workspace) if self._by_order else self.workspace
+        return self._by_order[record_order]
 
 
 def make_inputs(shape: Shape, contract: Contract, device: torch.device, copies: int) -> list[Inputs]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from flashkda.api import fwd
 from flashkda.arguments import TENSORS, check
@@ -39,20 +40,34 @@ def own_variants(sets: Sequence[Inputs], kernels: DeviceKernels, checkpoint_ever
     """
     choices = (None, *kernels.variants.recurrence)
     variants = lone_variants(sets, kernels, choices)
-    used = {one.bv: one.bv_used for one in variants if one.kernel == "recurrence"}
-    variants += [Variant(OURS, "both", bv, used[bv], _together(sets, bv)) for bv in choices]
+    plans = _plans(sets, kernels, choices)
+    # A whole call must not leave records of another order where a recurrence alone reads its own.
+    workspaces = {bv: [one.workspace_for(_record_order(kernels, plan)) for one in sets] for bv, plan in plans.items()}
+    for bv, plan in plans.items():
+        variants.append(Variant(OURS, "both", bv, plan.bv, _together(sets, workspaces[bv], bv)))
     if checkpoint_every is not None:
-        writing = _with_checkpoints(sets, checkpoint_every)
-        variants.append(Variant(OURS, "both", None, used[None], writing, checkpoint_every))
+        writing = _with_checkpoints(sets, workspaces[None], checkpoint_every)
+        variants.append(Variant(OURS, "both", None, plans[None].bv, writing, checkpoint_every))
     return variants
 
 
 def lone_variants(sets: Sequence[Inputs], kernels: DeviceKernels, choices: Sequence[int | None]) -> list[Variant]:
-    """Prepare, and recurrence at each of the BVs, None for the automatic one; kernels are loaded."""
-    plans = {bv: _plan(sets[0], kernels, bv) for bv in choices}
-    loaded = kernels.ready((kernels.variants.prepare, *kernels.variants.recurrence.values()), None)
-    prepare = next(iter(plans.values())).prepare
-    variants = [Variant(OURS, "prepare", None, None, _alone(prepare, PREPARE_POINTERS, sets, loaded))]
+    """Prepare, and recurrence at each of the BVs, None for the automatic one; kernels are loaded.
+
+    Prepare is that of the first BV. Each recurrence reads records of its own order, which are made here.
+    """
+    plans = _plans(sets, kernels, choices)
+    loaded = kernels.ready(kernels.variants.artifacts(), None)
+    prepares: dict[str, Callable[[int], None]] = {}
+    for plan in plans.values():
+        order = _record_order(kernels, plan)
+        if order not in prepares:
+            prepares[order] = _alone(plan.prepare, PREPARE_POINTERS, sets, loaded)
+            for index in range(len(sets)):
+                prepares[order](index)
+    # They are read on another stream.
+    torch.cuda.synchronize()
+    variants = [Variant(OURS, "prepare", None, None, next(iter(prepares.values())))]
     for bv, plan in plans.items():
         alone = _alone(plan.recurrence, RECURRENCE_POINTERS, sets, loaded)
         variants.append(Variant(OURS, "recurrence", bv, plan.bv, alone))
@@ -65,11 +80,18 @@ def peer_variants(sets: Sequence[Inputs], peer: Peer) -> list[Variant]:
     return [Variant(peer.name, kernel, None, None, run) for kernel, run in runs.items()]
 
 
-def _plan(inputs: Inputs, kernels: DeviceKernels, bv: int | None) -> Plan:
+def _plans(sets: Sequence[Inputs], kernels: DeviceKernels, choices: Sequence[int | None]) -> dict[int | None, Plan]:
     contract = kernels.manifest.contract
-    tensors = [getattr(inputs, name) for name in TENSORS]
-    checked = check(contract, tensors, inputs.scale, LOWER_BOUND, bv)
-    return make_plan(checked.problem, contract, kernels.variants, kernels.facts.sm_count)
+    tensors = [getattr(sets[0], name) for name in TENSORS]
+    plans = {}
+    for bv in choices:
+        checked = check(contract, tensors, sets[0].scale, LOWER_BOUND, bv)
+        plans[bv] = make_plan(checked.problem, contract, kernels.variants, kernels.facts.sm_count)
+    return plans
+
+
+def _record_order(kernels: DeviceKernels, plan: Plan) -> str:
+    return kernels.variants.recurrence[plan.bv].record_order
 
 
 def _alone(
@@ -81,30 +103,30 @@ def _alone(
     pointers = []
     for inputs in sets:
         # No pools and no checkpoints are measured here.
-        tensors = [getattr(inputs, name, None) for name in names]
-        pointers.append(tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
+        given = {name: getattr(inputs, name, None) for name in names}
+        given["workspace"] = inputs.workspace_for(launch.artifact.record_order)
+        pointers.append(tuple(0 if tensor is None else tensor.data_ptr() for tensor in given.values()))
 
     def run(index: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(ordinal) or LEGACY_STREAM
-        # Not overlapped with the launch in front: that would be the same kernel, on other tensors.
-        kernel.launch(grid, stream, parameters, pointers[index], False)
+        kernel.launch(grid, stream, parameters, pointers[index])
 
     return run
 
 
-def _together(sets: Sequence[Inputs], bv: int | None) -> Callable[[int], None]:
+def _together(sets: Sequence[Inputs], workspaces: Sequence[Tensor], bv: int | None) -> Callable[[int], None]:
     def run(index: int) -> None:
         one = sets[index]
         fwd(
             one.q, one.k, one.v, one.g, one.beta, one.scale, one.out, one.A_log, one.dt_bias, LOWER_BOUND,
             initial_state=one.initial_state, final_state=one.final_state, cu_seqlens=one.cu_seqlens,
-            workspace=one.workspace, bv=bv,
+            workspace=workspaces[index], bv=bv,
         )  # fmt: skip
 
     return run
 
 
-def _with_checkpoints(sets: Sequence[Inputs], every: int) -> Callable[[int], None]:
+def _with_checkpoints(sets: Sequence[Inputs], workspaces: Sequence[Tensor], every: int) -> Callable[[int], None]:
     _, tokens, heads, dim = sets[0].q.shape
     rows = (-(-tokens // every), heads, dim, dim)
     written = [torch.empty(rows, dtype=torch.bfloat16, device=one.q.device) for one in sets]
@@ -113,7 +135,7 @@ def _with_checkpoints(sets: Sequence[Inputs], every: int) -> Callable[[int], Non
         one = sets[index]
         fwd(
             one.q, one.k, one.v, one.g, one.beta, one.scale, one.out, one.A_log, one.dt_bias, LOWER_BOUND,
-            initial_state=one.initial_state, final_state=one.final_state, workspace=one.workspace,
+            initial_state=one.initial_state, final_state=one.final_state, workspace=workspaces[index],
             checkpoints=written[index], checkpoint_every=every,
         )  # fmt: skip
 

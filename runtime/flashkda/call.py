@@ -106,10 +106,10 @@ class Call:
             if self._prepare is not None:
                 kernel, launch = self._prepare
                 pointers: tuple[int, ...] = (q, k, g, beta, a_log, dt_bias, cu_seqlens, workspace)
-                kernel.launch(launch.grid, stream, launch.parameters, pointers, launch.overlap)
+                kernel.launch(launch.grid, stream, launch.parameters, pointers)
             kernel, launch = self._recurrence
             pointers = (v, out, workspace, initial, final, cu_seqlens) + (addresses[12:] or _NO_POOLS)
-            kernel.launch(launch.grid, stream, launch.parameters, pointers, launch.overlap)
+            kernel.launch(launch.grid, stream, launch.parameters, pointers)
         finally:
             if entered:
                 self._context.leave()
@@ -176,9 +176,7 @@ def make_call(
     tensors: Sequence[object], scale: object, lower_bound: object, bv: object, checkpoint_every: object
 ) -> Call:
     """Check, plan and load for a signature. Raises every `FlashKDAError`."""
-    checked = check(installed().manifest.contract, tensors, scale, lower_bound, bv, checkpoint_every)
-    kernels = device_kernels(checked.device.index)
-    plan = make_plan(checked.problem, kernels.manifest.contract, kernels.variants, kernels.facts.sm_count)
+    checked, kernels, plan = _plan(tensors, scale, lower_bound, bv, checkpoint_every)
     if checked.workspace_bytes is not None and checked.workspace_bytes < plan.workspace_bytes:
         raise ArgumentError(
             "workspace", f"{checked.workspace_bytes} bytes", f"at least {plan.workspace_bytes} bytes for this call",
@@ -190,6 +188,21 @@ def make_call(
         kernels.facts.ordinal, plan.bv, plan.total_tiles, plan.workspace_bytes,
     )  # fmt: skip
     return Call(checked, plan, kernels)
+
+
+def record_order(tensors: Sequence[object], scale: object, lower_bound: object, bv: object) -> str:
+    """The order of the records that such a call leaves in its workspace. Raises every `FlashKDAError`."""
+    _, kernels, plan = _plan(tensors, scale, lower_bound, bv, None)
+    return kernels.variants.recurrence[plan.bv].record_order
+
+
+def _plan(
+    tensors: Sequence[object], scale: object, lower_bound: object, bv: object, checkpoint_every: object
+) -> tuple[Checked, DeviceKernels, Plan]:
+    checked = check(installed().manifest.contract, tensors, scale, lower_bound, bv, checkpoint_every)
+    kernels = device_kernels(checked.device.index)
+    plan = make_plan(checked.problem, kernels.manifest.contract, kernels.variants, kernels.facts.sm_count)
+    return checked, kernels, plan
 
 
 def _make_guard(key: tuple[object, ...], tensors: Sequence[torch.Tensor | None], call: Call) -> Guard | None:

@@ -148,8 +148,7 @@ class Kernel:
         self._launch = driver.bindings.cuLaunchKernelEx
         pointers = sum(parameter.type == "pointer" for parameter in artifact.parameters)
         self._write_pointers = struct.Struct(f"<{pointers}Q").pack_into
-        self._plain = _ThreadBlock(driver, artifact, False)
-        self._overlapping = _ThreadBlock(driver, artifact, True)
+        self._thread = _ThreadBlock(driver, artifact)
         logger.debug("loaded %s (%s, %d bytes)", artifact.file, artifact.entry, artifact.size)
 
     def finish_on(self, ordinal: int) -> None:
@@ -165,16 +164,15 @@ class Kernel:
             self._driver.call("cuFuncLoad", function)
         logger.debug("finished %s on device %d", self._artifact.file, ordinal)
 
-    def launch(self, grid: int, stream: int, parameters: bytes, pointers: tuple[int, ...], overlap: bool) -> None:
+    def launch(self, grid: int, stream: int, parameters: bytes, pointers: tuple[int, ...]) -> None:
         """Launch `grid` CTAs; `parameters` is the block whose leading pointers are replaced by `pointers`.
 
-        `overlap` lets the kernel start before the launch in front of it has ended. Raises `DriverError`.
+        Raises `DriverError`.
         """
-        thread = self._overlapping if overlap else self._plain
-        block = thread.block
+        block = self._thread.block
         if block.in_use:
             # This launch comes from a signal handler or a finalizer, in the midst of another one of this thread.
-            block = thread.block = _Block(self._driver, self._artifact, overlap)
+            block = self._thread.block = _Block(self._driver, self._artifact)
         try:
             block.in_use = True
             if block.parameters is not parameters or block.grid != grid or block.stream != stream:
@@ -198,8 +196,8 @@ class Kernel:
 class _ThreadBlock(threading.local):
     """`block`: the calling thread's `_Block`, as a launch reads it without the GIL."""
 
-    def __init__(self, driver: Driver, artifact: Artifact, overlap: bool) -> None:
-        self.block = _Block(driver, artifact, overlap)
+    def __init__(self, driver: Driver, artifact: Artifact) -> None:
+        self.block = _Block(driver, artifact)
 
 
 class _Block:
@@ -212,7 +210,7 @@ class _Block:
 
     __slots__ = ("_table", "addresses", "config", "grid", "in_use", "parameters", "pointers", "stream", "values")
 
-    def __init__(self, driver: Driver, artifact: Artifact, overlap: bool) -> None:
+    def __init__(self, driver: Driver, artifact: Artifact) -> None:
         self.parameters: bytes | None = None
         self.pointers: tuple[int, ...] | None = None
         self.in_use = False
@@ -225,16 +223,9 @@ class _Block:
             *(base + parameter.offset for parameter in artifact.parameters)
         )
         self.addresses = ctypes.addressof(self._table)
-        bindings = driver.bindings
-        config = bindings.CUlaunchConfig()
+        config = driver.bindings.CUlaunchConfig()
         config.gridDimY = config.gridDimZ = 1
         config.blockDimX = artifact.threads
         config.blockDimY = config.blockDimZ = 1
         config.sharedMemBytes = artifact.dynamic_shared_memory
-        if overlap:
-            attribute = bindings.CUlaunchAttribute()
-            attribute.id = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs = [attribute]
-            config.numAttrs = 1
         self.config = config

@@ -12,7 +12,7 @@ from flashkda.artifacts import MANIFEST_NAME, OVERRIDE, ArtifactFolder, folder_p
 from flashkda.driver import DeviceFacts, Driver, get_driver
 from flashkda.errors import AliasError, ArtifactError, DriverError
 from flashkda.nvml import open_nvml
-from flashkda.resolver import DEFAULT_NUMERICS, Accepted, Request, cuda_version, listed_bvs, resolve
+from flashkda.resolver import DEFAULT_NUMERICS, Accepted, Request, cuda_version, listed_bvs, listed_orders, resolve
 
 #: Distributions that a call runs on; their versions are told without importing them.
 DISTRIBUTIONS = ("torch", "cuda-python", "cuda-bindings")
@@ -120,16 +120,21 @@ def _artifacts(folder: ArtifactFolder) -> dict[str, Any]:
 def _device(driver: Driver, facts: DeviceFacts, folder: ArtifactFolder | None) -> dict[str, Any]:
     kernels = []
     if folder is not None:
-        variants: list[tuple[str, int | None]] = [("prepare", None)]
-        variants += [("recurrence", bv) for bv in listed_bvs(folder.manifest, DEFAULT_NUMERICS)]
-        for kernel, bv in variants:
-            request = Request(kernel, DEFAULT_NUMERICS, bv, facts.compute_capability, driver.version)
-            outcome = resolve(folder.manifest, request)
-            entry: dict[str, Any] = {"kernel": kernel, "bv": bv, "file": None, "reason": None, "refused": {}}
+        manifest = folder.manifest
+        variants: list[tuple[str, int | None, str | None]] = [
+            *(("prepare", None, order) for order in listed_orders(manifest, DEFAULT_NUMERICS)),
+            *(("recurrence", bv, None) for bv in listed_bvs(manifest, DEFAULT_NUMERICS)),
+        ]
+        for kernel, bv, order in variants:
+            request = Request(kernel, DEFAULT_NUMERICS, bv, order, facts.compute_capability, driver.version)
+            outcome = resolve(manifest, request)
+            entry: dict[str, Any] = {"kernel": kernel, "bv": bv, "record_order": order, "file": None}
+            entry |= {"reason": None, "refused": {}}
             if isinstance(outcome, Accepted):
                 entry["file"] = outcome.artifact.file
             else:
-                entry["reason"] = outcome.reason()
+                missing = "" if outcome.request == request else f"without {outcome.request}: "
+                entry["reason"] = missing + outcome.reason()
                 entry["refused"] = {refusal.artifact.file: list(refusal.reasons) for refusal in outcome.refusals}
             kernels.append(entry)
     return {
@@ -177,7 +182,9 @@ def lines(report: dict[str, Any]) -> list[str]:
             f"{device['sm_count']} SMs"
         )
         for kernel in device["kernels"]:
-            label = kernel["kernel"] if kernel["bv"] is None else f"{kernel['kernel']} bv {kernel['bv']}"
+            label = kernel["kernel"]
+            label += "" if kernel["bv"] is None else f" bv {kernel['bv']}"
+            label += "" if kernel["record_order"] is None else f" record order {kernel['record_order']}"
             text.append(f"  {label}: {kernel['file'] or kernel['reason']}")
     return text
 

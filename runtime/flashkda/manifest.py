@@ -16,6 +16,7 @@ SCHEMA_VERSION = 1
 ParameterType = Literal["pointer", "i64", "i32", "f32"]
 PARAMETER_BYTES: dict[str, int] = {"pointer": 8, "i64": 8, "i32": 4, "f32": 4}
 KERNELS = ("prepare", "recurrence")
+RECORD_ORDERS = ("a", "b")
 DTYPE_BYTES = {"bf16": 2, "fp32": 4}
 
 # What the driver takes these numbers as.
@@ -38,11 +39,15 @@ class Parameter(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """One compiled kernel. Sizes are in bytes; `least_driver` counts as cuDriverGetVersion does (12080: CUDA 12.8)."""
+    """One compiled kernel. Sizes are in bytes; `least_driver` counts as cuDriverGetVersion does (12080: CUDA 12.8).
+
+    record_order: of the record's fields, as prepare writes and a recurrence reads them; only equal ones go together.
+    """
 
     kernel: str
     numerics: str
     bv: int | None
+    record_order: str
     arch: str
     compute_capabilities: tuple[str, ...]
     file: str
@@ -56,7 +61,6 @@ class Artifact(NamedTuple):
     static_shared_memory: int
     registers: int
     least_driver: int
-    pdl: bool
 
 
 class RecordField(NamedTuple):
@@ -226,12 +230,6 @@ def _integer(least: int, most: int = _INT32_MAX) -> _Reader[int]:
     return read
 
 
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _refusal(value, "true or false")
-    return value
-
-
 _SIZE = _integer(1)
 _OFFSET = _integer(0)
 _SHA256 = _matching("[0-9a-f]{64}", "64 lower-case hexadecimal digits")
@@ -292,6 +290,7 @@ _read_artifact = _object(
     kernel=_one_of(KERNELS),
     numerics=_string,
     bv=_bv,
+    record_order=_one_of(RECORD_ORDERS),
     arch=_matching("sm_[0-9]+[af]?", "like sm_90a"),
     compute_capabilities=_capabilities,
     file=_matching(r"[A-Za-z0-9][A-Za-z0-9._]*\.cubin", "a plain file name ending in .cubin, without any folder"),
@@ -305,7 +304,6 @@ _read_artifact = _object(
     static_shared_memory=_OFFSET,
     registers=_integer(1, _MOST_REGISTERS),
     least_driver=_integer(_FIRST_DRIVER),
-    pdl=_boolean,
 )
 
 
@@ -343,23 +341,26 @@ def _contract(head_dim: int, chunk: int, workspace_alignment: int, record: Recor
 
 def _manifest(contract: Contract, artifacts: tuple[Artifact, ...], **rest: Any) -> Manifest:
     files: set[str] = set()
-    claims: dict[tuple[str, str, int | None, str], str] = {}
+    claims: dict[tuple[str, str, str, str], str] = {}
     for index, artifact in enumerate(artifacts):
         path = f".artifacts[{index}]"
         if artifact.kernel == "prepare":
             if artifact.bv is not None:
                 raise _refusal(artifact.bv, "null", f"{path}.bv")
+            variant = f"record order {artifact.record_order}"
         elif artifact.bv is None or contract.head_dim % artifact.bv:
             raise _refusal(artifact.bv, f"a divisor of head_dim ({contract.head_dim})", f"{path}.bv")
+        else:
+            variant = f"bv {artifact.bv}"
         if artifact.file in files:
             raise _Fault(f"is not the only one: {artifact.file} is listed twice", f"{path}.file")
         files.add(artifact.file)
         for capability in artifact.compute_capabilities:
-            claim = (artifact.kernel, artifact.numerics, artifact.bv, capability)
+            claim = (artifact.kernel, artifact.numerics, variant, capability)
             if claim in claims:
                 raise _Fault(
                     f"is ambiguous: {claims[claim]} and {artifact.file} both claim to be {artifact.kernel} "
-                    f"(numerics {artifact.numerics}, bv {artifact.bv}) for compute capability {capability}",
+                    f"(numerics {artifact.numerics}, {variant}) for compute capability {capability}",
                     path,
                 )
             claims[claim] = artifact.file

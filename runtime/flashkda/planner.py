@@ -22,8 +22,8 @@ RECURRENCE_POINTERS = (
 LOG2_E = 1.4426950408889634
 INT32_MAX = 2**31 - 1
 
-# What a chunk costs a CTA beside its value columns, in units of one column: with every SM of an H200 at work it takes
-# 0.44, 0.53 and 0.74 us at BV 32, 64 and 128.
+# What a chunk costs a CTA beside its value columns, in units of one column, with CTAs on every SM of an H200. (Alone it
+# takes 0.26, 0.32, 0.44 and 0.76 us at BV 16, 32, 64 and 128, by which this would be 48.)
 _COLUMNS_A_CHUNK = 110
 
 _FORMATS = {"pointer": "Q", "i64": "q", "i32": "i", "f32": "f"}
@@ -70,14 +70,12 @@ class Problem(NamedTuple):
 class Launch(NamedTuple):
     """One kernel launch.
 
-    grid: CTAs in x; parameters: the parameter block with every scalar in place and the leading pointers still zero;
-    overlap: may start before the launch in front of it has ended (programmatic dependent launch).
+    grid: CTAs in x; parameters: the parameter block with every scalar in place and the leading pointers still zero.
     """
 
     artifact: Artifact
     grid: int
     parameters: bytes
-    overlap: bool
 
 
 class Plan(NamedTuple):
@@ -105,9 +103,10 @@ def make_plan(problem: Problem, contract: Contract, variants: Variants, sm_count
     tokens = problem.batch * problem.seqlen
     prepare = None
     if tokens and problem.heads and problem.sequences:
+        artifact = variants.prepare_for(bv)
         # A CTA takes consecutive tiles of one head.
-        grid = problem.heads * -(-total_tiles // variants.prepare.units_per_cta)
-        prepare = _launch(variants.prepare, grid, PREPARE_POINTERS, _prepare_scalars(problem, total_tiles))
+        grid = problem.heads * -(-total_tiles // artifact.units_per_cta)
+        prepare = _launch(artifact, grid, PREPARE_POINTERS, _prepare_scalars(problem, total_tiles))
     recurrence = None
     if problem.sequences and problem.heads and (tokens or problem.final_dtype):
         recurrence = _launch(
@@ -115,8 +114,6 @@ def make_plan(problem: Problem, contract: Contract, variants: Variants, sm_count
             problem.sequences * problem.heads * (contract.head_dim // bv),
             RECURRENCE_POINTERS,
             _recurrence_scalars(problem, total_tiles, contract.chunk),
-            # Without prepare in front, overlapping would race with whatever wrote this call's inputs.
-            overlap=variants.recurrence[bv].pdl and prepare is not None,
         )
     workspace = problem.heads * total_tiles * contract.record.bytes if prepare is not None else 0
     return Plan(bv, total_tiles, workspace, prepare, recurrence)
@@ -217,11 +214,9 @@ def _strides(name: str, strides: tuple[int, int, int]) -> dict[str, int]:
     return dict(zip((f"{name}_stride_b", f"{name}_stride_t", f"{name}_stride_h"), strides, strict=True))
 
 
-def _launch(
-    artifact: Artifact, grid: int, pointers: tuple[str, ...], scalars: Mapping[str, int | float], overlap: bool = False
-) -> Launch:
+def _launch(artifact: Artifact, grid: int, pointers: tuple[str, ...], scalars: Mapping[str, int | float]) -> Launch:
     _require_int32(f"grid of {artifact.kernel}", grid)
-    return Launch(artifact, grid, pack_parameters(artifact, pointers, scalars), overlap)
+    return Launch(artifact, grid, pack_parameters(artifact, pointers, scalars))
 
 
 def pack_parameters(artifact: Artifact, pointers: tuple[str, ...], scalars: Mapping[str, int | float]) -> bytes:

@@ -9,16 +9,22 @@ DEFAULT_NUMERICS = "flashkda"
 
 
 class Request(NamedTuple):
-    """What is looked for: a kernel variant for a device. `driver_version` counts as cuDriverGetVersion does."""
+    """What is looked for: a kernel variant for a device. `driver_version` counts as cuDriverGetVersion does.
+
+    bv: of a recurrence, None for prepare; record_order: of prepare, None for a recurrence, which has the one it has.
+    """
 
     kernel: str
     numerics: str
     bv: int | None
+    record_order: str | None
     compute_capability: str
     driver_version: int
 
     def __str__(self) -> str:
-        return f"{self.kernel} (numerics {self.numerics}" + (f", bv {self.bv})" if self.bv is not None else ")")
+        bv = "" if self.bv is None else f", bv {self.bv}"
+        order = "" if self.record_order is None else f", record order {self.record_order}"
+        return f"{self.kernel} (numerics {self.numerics}{bv}{order})"
 
 
 class Refusal(NamedTuple):
@@ -36,7 +42,10 @@ class Accepted(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """Nothing fits; `refusals` has every artifact of the kernel asked for."""
+    """Nothing fits; `refusals` has every artifact of the kernel asked for.
+
+    request: what was asked for, or the prepare kernel that a recurrence which would fit is missing.
+    """
 
     request: Request
     refusals: tuple[Refusal, ...]
@@ -55,6 +64,7 @@ class Rejected(NamedTuple):
             refusal.artifact
             for refusal in self.refusals
             if (refusal.artifact.numerics, refusal.artifact.bv) == (request.numerics, request.bv)
+            and request.record_order in (None, refusal.artifact.record_order)
         ]
         if not variant:
             return "the manifest lists no such kernel"
@@ -76,7 +86,8 @@ class Rejected(NamedTuple):
 def resolve(manifest: Manifest, request: Request) -> Accepted | Rejected:
     """The artifact for a request, or every candidate with why it was refused.
 
-    At most one can fit: the manifest parser refuses two artifacts with the same claim.
+    At most one can fit: the manifest parser refuses two artifacts with the same claim. A recurrence fits only with a
+    prepare kernel that writes records in its order.
     """
     refusals = []
     for artifact in manifest.artifacts:
@@ -87,6 +98,8 @@ def resolve(manifest: Manifest, request: Request) -> Accepted | Rejected:
             reasons.append(f"has numerics {artifact.numerics}, not {request.numerics}")
         if artifact.bv != request.bv:
             reasons.append(f"has bv {artifact.bv}, not {request.bv}")
+        if request.record_order not in (None, artifact.record_order):
+            reasons.append(f"has record order {artifact.record_order}, not {request.record_order}")
         if request.compute_capability not in artifact.compute_capabilities:
             runs_on = ", ".join(artifact.compute_capabilities)
             reasons.append(f"{artifact.arch} runs on compute capability {runs_on}, not {request.compute_capability}")
@@ -97,6 +110,11 @@ def resolve(manifest: Manifest, request: Request) -> Accepted | Rejected:
                 f"not {cuda_version(request.driver_version)}"
             )
         if not reasons:
+            if artifact.kernel == "recurrence":
+                needed = request._replace(kernel="prepare", bv=None, record_order=artifact.record_order)
+                prepare = resolve(manifest, needed)
+                if isinstance(prepare, Rejected):
+                    return prepare
             return Accepted(artifact)
         refusals.append(Refusal(artifact, tuple(reasons), fits_but_driver))
     return Rejected(request, tuple(refusals))
@@ -109,33 +127,45 @@ def listed_bvs(manifest: Manifest, numerics: str) -> tuple[int, ...]:
     )
 
 
-class Variants(NamedTuple):
-    """Everything one device can run: the prepare kernel and the recurrence kernels by BV, ascending."""
+def listed_orders(manifest: Manifest, numerics: str) -> tuple[str, ...]:
+    """Every record order the manifest's kernels have for `numerics`, on any architecture, ascending."""
+    return tuple(sorted({found.record_order for found in manifest.artifacts if found.numerics == numerics}))
 
-    prepare: Artifact
+
+class Variants(NamedTuple):
+    """Everything one device can run, ascending: the recurrence kernels by BV and, by record order, their prepares."""
+
+    prepare: dict[str, Artifact]
     recurrence: dict[int, Artifact]
+
+    def prepare_for(self, bv: int) -> Artifact:
+        """The prepare kernel whose records the recurrence of this BV reads."""
+        return self.prepare[self.recurrence[bv].record_order]
+
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """All of them."""
+        return (*self.prepare.values(), *self.recurrence.values())
 
 
 def resolve_variants(
     manifest: Manifest, *, numerics: str, compute_capability: str, driver_version: int
 ) -> Variants | Rejected:
-    """All variants for a device; rejected if it has no prepare kernel or no recurrence kernel at any BV."""
+    """All variants for a device; rejected if it has no recurrence kernel with its prepare kernel at any BV."""
 
-    def look_for(kernel: str, bv: int | None) -> Accepted | Rejected:
-        return resolve(manifest, Request(kernel, numerics, bv, compute_capability, driver_version))
+    def look_for(kernel: str, bv: int | None, record_order: str | None) -> Accepted | Rejected:
+        return resolve(manifest, Request(kernel, numerics, bv, record_order, compute_capability, driver_version))
 
-    prepare = look_for("prepare", None)
-    if isinstance(prepare, Rejected):
-        return prepare
-    bvs = listed_bvs(manifest, numerics)
-    outcomes = {bv: look_for("recurrence", bv) for bv in bvs}
+    outcomes = {bv: look_for("recurrence", bv, None) for bv in listed_bvs(manifest, numerics)}
     recurrence = {bv: found.artifact for bv, found in outcomes.items() if isinstance(found, Accepted)}
     if recurrence:
-        return Variants(prepare.artifact, recurrence)
+        read = {found.record_order for found in recurrence.values()}
+        prepares = {order: look_for("prepare", None, order) for order in sorted(read)}
+        prepare = {order: found.artifact for order, found in prepares.items() if isinstance(found, Accepted)}
+        return Variants(prepare, recurrence)
     for outcome in outcomes.values():
         if isinstance(outcome, Rejected):
             return outcome
-    return Rejected(Request("recurrence", numerics, None, compute_capability, driver_version), ())
+    return Rejected(Request("recurrence", numerics, None, None, compute_capability, driver_version), ())
 
 
 def cuda_version(version: int) -> str:

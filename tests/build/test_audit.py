@@ -9,7 +9,7 @@ from flashkda_build.audit import Variant, _compare, audit
 from flashkda_build.expectations import Expectation
 from flashkda_build.occupancy import ctas_per_sm
 
-NOTHING_FIXED = {("recurrence", None): Expectation(counts={})}
+NOTHING_FIXED = {("recurrence", None, "a"): Expectation(counts={})}
 ARCHS = ["sm_90a", "sm_100a", "sm_103a"]
 
 
@@ -44,12 +44,12 @@ def test_each_broken_rule_is_found_on_every_architecture(findings, name, message
 
 def test_an_allowed_number_of_unflushed_operations_passes(offenders):
     kernels = [spec for spec in toy_offenders.KERNELS if spec.numerics == "unflushed"]
-    (variant,) = audit(offenders, tuple(kernels), {("recurrence", None): Expectation(counts={}, unflushed=1)})
+    (variant,) = audit(offenders, tuple(kernels), {("recurrence", None, "a"): Expectation(counts={}, unflushed=1)})
     assert variant.findings == []
 
 
 def table(**prepare):
-    return {("prepare", None): Expectation(**prepare), ("recurrence", 32): Expectation(counts={})}
+    return {("prepare", None, "a"): Expectation(**prepare), ("recurrence", 32, "a"): Expectation(counts={})}
 
 
 def test_counts_must_be_those_of_the_design_table(toys):
@@ -68,9 +68,10 @@ def test_counts_must_be_those_of_the_design_table(toys):
 
 
 def test_a_kernel_that_the_design_table_lacks_fails(toys):
-    variants = audit(toys, toy_kernels.KERNELS, {("prepare", None): Expectation(counts={})})
+    others = {("prepare", None, "a"): Expectation(counts={}), ("recurrence", 32, "b"): Expectation(counts={})}
+    variants = audit(toys, toy_kernels.KERNELS, others)
     assert variants[0].findings == []
-    assert variants[1].findings == ["the design table has no row for ('recurrence', 32): add one to EXPECTATIONS"]
+    assert variants[1].findings == ["the design table has no row for ('recurrence', 32, 'a'): add one to EXPECTATIONS"]
 
 
 def test_too_low_an_occupancy_fails(toys):
@@ -82,7 +83,7 @@ def test_too_low_an_occupancy_fails(toys):
 
 
 def test_an_unexplained_difference_between_architectures_fails():
-    variant = Variant("x", "prepare", None)
+    variant = Variant("x", "prepare", None, "a")
     variant.counts = {"sm_90a": dict.fromkeys(audit_names(), 1), "sm_100a": dict.fromkeys(audit_names(), 1)}
     variant.counts["sm_100a"]["fp32 add"] = 2
     _compare(variant, Expectation(counts={}, per_arch={"sm_100a": {"fp32 add": 2}}))
@@ -102,8 +103,8 @@ def audit_names():
 def test_changed_and_missing_cubins_are_named(toys, tmp_path):
     folder = tmp_path / "artifacts"
     shutil.copytree(toys, folder)
-    (folder / "prepare.flashkda.sm_90a.cubin").unlink()
-    with (folder / "prepare.flashkda.sm_100a.cubin").open("ab") as file:
+    (folder / "prepare.flashkda.a.sm_90a.cubin").unlink()
+    with (folder / "prepare.flashkda.a.sm_100a.cubin").open("ab") as file:
         file.write(b"x")
     findings = audit(folder, toy_kernels.KERNELS, table(counts={}))[0].findings
     assert [finding.split(":")[0] for finding in findings] == ["sm_90a", "sm_100a"]

@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from flashkda_build.build import build
 from flashkda_build.digest import source_digest
 from flashkda_build.errors import BuildError
 from flashkda_build.manifest import describe_artifact
+from flashkda_build.spec import load_kernels
 from flashkda_build.toolchain import require_ptxas
 
 HOPPER = parse_architectures(("h100",))
@@ -38,7 +40,7 @@ def test_bytes_do_not_depend_on_where_the_sources_lie(toys, tmp_path, monkeypatc
     monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.endswith("toys")])
     monkeypatch.delitem(sys.modules, "toy_kernels")
     build(tmp_path / "out", HOPPER, package="toy_kernels")
-    file = "prepare.flashkda.sm_90a.cubin"
+    file = "prepare.flashkda.a.sm_90a.cubin"
     assert (tmp_path / "out" / file).read_bytes() == (toys / file).read_bytes()
 
 
@@ -51,7 +53,7 @@ def test_an_up_to_date_folder_is_left_alone_unless_forced(toys, tmp_path):
     assert not steps
     _, compiled = build(folder, HOPPER, package="toy_kernels", force=True, progress=steps.append)
     assert compiled
-    assert [step.file for step in steps] == ["prepare.flashkda.sm_90a.cubin", "recurrence.flashkda.bv32.sm_90a.cubin"]
+    assert [step.file for step in steps] == ["prepare.flashkda.a.sm_90a.cubin", "recurrence.flashkda.bv32.sm_90a.cubin"]
     assert sorted(contents(folder)) == ["manifest.json", *(step.file for step in steps)]
 
 
@@ -60,7 +62,7 @@ def test_a_damaged_folder_is_built_again(toys, tmp_path, damage):
     folder = tmp_path / "artifacts"
     build(folder, HOPPER, package="toy_kernels")
     good = contents(folder)
-    file = folder / ("manifest.json" if "manifest" in damage else "prepare.flashkda.sm_90a.cubin")
+    file = folder / ("manifest.json" if "manifest" in damage else "prepare.flashkda.a.sm_90a.cubin")
     if "missing" in damage:
         file.unlink()
     else:
@@ -112,7 +114,7 @@ def test_the_readme_in_the_folder_survives(tmp_path):
     ],
 )
 def test_a_cubin_that_contradicts_the_variant_table_is_refused(toys, change, message):
-    data = (toys / "prepare.flashkda.sm_90a.cubin").read_bytes()
+    data = (toys / "prepare.flashkda.a.sm_90a.cubin").read_bytes()
     spec = replace(toy_kernels.KERNELS[0], **change)
     with pytest.raises(BuildError, match=message):
         describe_artifact(spec, ARCHITECTURES[0], data)
@@ -131,6 +133,23 @@ def test_another_assembler_than_the_pinned_one_is_refused(cuda, ptxas):
 def test_a_parameter_of_unknown_type_is_refused():
     with pytest.raises(BuildError, match="factor: f64"):
         replace(toy_kernels.KERNELS[0], parameters=(("factor", "f64"),))
+
+
+def test_a_record_order_of_no_operand_is_refused():
+    with pytest.raises(BuildError, match=r"prepare\.flashkda\.c: record order 'c'"):
+        replace(toy_kernels.KERNELS[0], record_order="c")
+
+
+def test_two_rows_of_one_name_are_refused(monkeypatch):
+    prepare, recurrence = toy_kernels.KERNELS
+    other_prepare, other_recurrence = (replace(spec, record_order="b") for spec in toy_kernels.KERNELS)
+    monkeypatch.setattr(toy_kernels, "KERNELS", (prepare, other_prepare, recurrence))
+    assert [spec.label for spec in load_kernels("toy_kernels")][:2] == ["prepare.flashkda.a", "prepare.flashkda.b"]
+    # The order of the records that it reads makes no other variant of a recurrence.
+    for twice in (prepare, other_recurrence):
+        monkeypatch.setattr(toy_kernels, "KERNELS", (prepare, recurrence, twice))
+        with pytest.raises(BuildError, match=f"names {re.escape(twice.label)} twice"):
+            load_kernels("toy_kernels")
 
 
 def test_the_source_digest_follows_sources_variants_and_toolchain(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def test_a_build_prints_one_line_a_variant_and_then_says_up_to_date(run, tmp_pat
     result = run("--arch", "h200")
     assert result.exit_code == 0, result.output
     assert "architectures: sm_90a (h100, h200, gh200)" in result.stderr
-    assert "[1/2] prepare.flashkda.sm_90a.cubin" in result.stderr
+    assert "[1/2] prepare.flashkda.a.sm_90a.cubin" in result.stderr
     assert "[2/2] recurrence.flashkda.bv32.sm_90a.cubin" in result.stderr
     assert result.stdout.startswith("artifacts: 2 cubins")
     assert (tmp_path / "artifacts" / "manifest.json").exists()
@@ -56,7 +56,7 @@ def test_a_release_writes_the_manifest_that_check_then_accepts(run, built, tmp_p
     released.write_text(released.read_text().replace('"registers": ', '"registers": 1'))
     check = run("check")
     assert check.exit_code == 1
-    assert "prepare.flashkda.sm_90a.cubin: registers" in check.stdout
+    assert "prepare.flashkda.a.sm_90a.cubin: registers" in check.stdout
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_list_names_every_file_a_build_makes(run, built):
     assert [row["file"] for row in json.loads(result.stdout)] == [
         a["file"] for a in json.loads((built / "manifest.json").read_text())["artifacts"]
     ]
-    assert "prepare.flashkda.sm_103a.cubin" in run("list", "--arch", "b300").stdout
+    assert "prepare.flashkda.a.sm_103a.cubin" in run("list", "--arch", "b300").stdout
 
 
 def test_inspect_shows_a_cubin_and_a_folder(run, built):
-    cubin = run("inspect", "artifacts/prepare.flashkda.sm_90a.cubin", "--json")
+    cubin = run("inspect", "artifacts/prepare.flashkda.a.sm_90a.cubin", "--json")
     assert json.loads(cubin.stdout)["threads"] == 128
     folder = run("inspect", "artifacts")
     assert folder.exit_code == 0
@@ -118,7 +118,7 @@ def test_help_has_a_short_name(run, command):
 
 
 def test_inspect_reports_a_changed_cubin(run, built):
-    with (built / "prepare.flashkda.sm_90a.cubin").open("ab") as file:
+    with (built / "prepare.flashkda.a.sm_90a.cubin").open("ab") as file:
         file.write(b"x")
     result = run("inspect", "artifacts")
     assert result.exit_code == 1
@@ -129,7 +129,7 @@ def test_audit_shows_the_architectures_side_by_side(run, built):
     result = run("audit")
     assert result.exit_code == 0, result.output
     head = result.stdout.splitlines()[0].split()
-    assert head == ["prepare.flashkda", "sm_90a", "sm_100a", "sm_103a"]
+    assert head == ["prepare.flashkda.a", "sm_90a", "sm_100a", "sm_103a"]
     assert ["fp32", "mul", "1", "1", "1"] in [line.split() for line in result.stdout.splitlines()]
     assert result.stdout.endswith("no findings\n")
 
@@ -139,7 +139,7 @@ def test_audit_with_a_finding_exits_non_zero(run, built):
         cubin.unlink()
     result = run("audit")
     assert result.exit_code == 1
-    assert "FINDING sm_90a: prepare.flashkda.sm_90a.cubin is missing" in result.stdout
+    assert "FINDING sm_90a: prepare.flashkda.a.sm_90a.cubin is missing" in result.stdout
     assert result.stdout.endswith("6 findings\n")
 
 
@@ -176,7 +176,7 @@ def test_another_missing_module_is_not_taken_for_the_extra():
 
 def test_with_the_extra_the_script_runs_the_command():
     done = without("nothing", "list")
-    assert done.returncode == 0 and "prepare.flashkda.sm_90a.cubin" in done.stdout
+    assert done.returncode == 0 and "prepare.flashkda.a.sm_90a.cubin" in done.stdout
     assert without("nothing", "inspect", "nowhere").returncode == 2
 
 

@@ -8,7 +8,7 @@ ARCHS = ["sm_90a", "sm_100a", "sm_103a"]
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_cubin_tells_its_parameters_and_sizes(toys, arch):
-    cubin = read_cubin((toys / f"prepare.flashkda.{arch}.cubin").read_bytes())
+    cubin = read_cubin((toys / f"prepare.flashkda.a.{arch}.cubin").read_bytes())
     assert cubin.parameters == ((0, 8), (8, 8), (16, 8), (24, 4), (28, 4))
     assert cubin.threads == 128
     assert 0 < cubin.registers < 64
@@ -25,14 +25,14 @@ def test_local_memory_shows_as_a_frame(offenders):
 
 
 def test_bytes_that_are_no_cubin_are_refused(toys):
-    data = (toys / "prepare.flashkda.sm_90a.cubin").read_bytes()
+    data = (toys / "prepare.flashkda.a.sm_90a.cubin").read_bytes()
     for damaged in (b"", b"not an ELF file", data[:100], data[: len(data) // 2]):
         with pytest.raises(BuildError, match="not a readable cubin"):
             read_cubin(damaged)
 
 
 def test_an_elf_file_for_another_machine_is_refused(toys):
-    data = bytearray((toys / "prepare.flashkda.sm_90a.cubin").read_bytes())
+    data = bytearray((toys / "prepare.flashkda.a.sm_90a.cubin").read_bytes())
     data[18:20] = (62).to_bytes(2, "little")
     with pytest.raises(BuildError, match="EM_X86_64"):
         read_cubin(bytes(data))

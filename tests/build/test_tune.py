@@ -28,7 +28,7 @@ def test_candidates_are_whole_builds_of_which_the_first_is_todays(tmp_path):
     assert [step.file for step in steps] == ["000", "001"]
     opened = [open_folder(folder, True) for folder in folders]
     cubins = [{a.file: one.read(a) for a in one.manifest.artifacts} for one in opened]
-    assert len(cubins[0]) == 4
+    assert len(cubins[0]) == 6
     differing = {file for file in cubins[0] if cubins[0][file] != cubins[1][file]}
     assert differing and not any(file.startswith("prepare") for file in differing)
     said = json.loads((folders[1] / SCHEDULE).read_text())

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import flashkda
+from flashkda.arguments import TENSORS
 from flashkda.bits import same_bits
+from flashkda.call import record_order
 from flashkda.goldens.cases import CHUNK, HEAD_DIM
 from flashkda.goldens.record import plain_shape, stored_order
 from flashkda.manifest import Record
@@ -71,11 +73,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Written:
-    """What a call wrote."""
+    """What a call wrote, and the order of the records in the workspace."""
 
     out: Tensor
     final_state: Tensor | None
     workspace: Tensor
+    record_order: str = ""
 
 
 def draw_shape(seed: int) -> Shape:
@@ -191,8 +194,10 @@ def call(
     if workspace is None:
         workspace = workspace_of(shape, q.device)
     results = {"out": out, "initial_state": initial, "final_state": final, "workspace": workspace}
-    flashkda.fwd(**arguments(shape, tensors, **results, bv=bv))
-    return Written(out, final, workspace)
+    given = arguments(shape, tensors, **results)
+    flashkda.fwd(**given, bv=bv)
+    order = record_order([given[name] for name in TENSORS], shape.scale, shape.lower_bound, bv)
+    return Written(out, final, workspace, order)
 
 
 def assert_same(a: Written, b: Written) -> None:
@@ -203,12 +208,13 @@ def assert_same(a: Written, b: Written) -> None:
         assert same_bits(a.final_state, b.final_state)
 
 
-def workspace_arrays(shape: Shape, raw: Tensor, record: Record) -> dict[str, Tensor]:
+def workspace_arrays(shape: Shape, written: Written, record: Record) -> dict[str, Tensor]:
     """The workspace's arrays on the device, [H, tiles, ...] with tiles as this package numbers them."""
+    raw = written.workspace
     rows = raw[: shape.H * shape.tiles * record.bytes].view(-1, record.bytes)
     arrays = {}
     for field in record.fields:
-        order = torch.from_numpy(stored_order(field.name, field.shape)).to(raw.device)
+        order = torch.from_numpy(stored_order(field.name, field.shape, written.record_order)).to(raw.device)
         stored = rows[:, field.offset : field.offset + field.bytes].contiguous().view(_FIELD_DTYPES[field.dtype])
         plain = stored.new_zeros(len(stored), math.prod(plain_shape(field.name, field.shape)))
         plain[:, order] = stored

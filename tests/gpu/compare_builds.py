@@ -3,9 +3,9 @@
     python compare_builds.py FOLDER ... [--shape 8192@6 --shape 8x1024@24 --shape 1300+547+2048@12] [--bv 32]
 
 Each FOLDER is one that `flashkda-build --output` made, or one of the many of `flashkda-build tune`; FLASHKDA_ARTIFACTS
-names any build, as for every use in a checkout. Prints medians in us of prepare and of the recurrence at each BV, one
-folder a line, fastest first by the sum of its recurrences; exits with 1 if any folder's out or final_state differs in
-bits from the first's.
+names any build, as for every use in a checkout. Prints medians in us of the first BV's prepare and of the recurrence at
+each BV, one folder a line, fastest first by the sum of its recurrences; exits with 1 if any folder's out or final_state
+differs in bits from the first's.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def main(folders: tuple[Path, ...], shapes: tuple[str, ...], bvs: tuple[int, ...
             for recurrence in recurrences:
                 inputs[0].out.zero_()
                 inputs[0].final_state.zero_()
-                prepare.run(0)
-                recurrence.run(0)
+                recurrence.run(0)  # on records that this build's prepare of its order has just made
                 torch.cuda.synchronize()
                 result = inputs[0].out.clone(), inputs[0].final_state.clone()
                 first = first or result

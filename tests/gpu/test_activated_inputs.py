@@ -19,7 +19,7 @@ def test_every_bf16_beta_arrives_close_and_its_ends_exactly(device, record) -> N
     shape = Shape(T=len(beta), H=1, initial="none", final="none")
     tensors = make_tensors(shape, device)
     tensors["beta"] = torch.logit(beta).bfloat16().view(1, -1, 1)
-    found = workspace_arrays(shape, call(shape, tensors, record, None).workspace, record)["beta_sigmoid"]
+    found = workspace_arrays(shape, call(shape, tensors, record, None), record)["beta_sigmoid"]
     found = found.flatten().float()[: len(beta)]
     assert found[beta == 0].tolist() == [0.0] and found[beta == 1].tolist() == [1.0]
     # Two bf16 steps, or what the logit's rounding and the approximate tanh come to where beta is small.
@@ -34,7 +34,7 @@ def test_gates_arrive_close_and_their_ends_exactly(device, record) -> None:
     tensors["g"] = torch.logit(gates / shape.lower_bound).bfloat16()
     tensors["A_log"].zero_()
     tensors["dt_bias"].zero_()
-    found = workspace_arrays(shape, call(shape, tensors, record, None).workspace, record)["g_total"][:, 0]
+    found = workspace_arrays(shape, call(shape, tensors, record, None), record)["g_total"][:, 0]
     wanted = gates[0].double().sum(0).exp()
     assert bool((found[1] == 1).all())
     assert bool(((found[2].double() / wanted[2]).log().abs() < 1e-3).all())

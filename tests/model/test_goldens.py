@@ -13,7 +13,8 @@ from recorded import RECORD
 from flashkda.goldens.cases import CASES, CHUNK, Case, case_named
 from flashkda.goldens.digests import load_digests, sha256
 from flashkda.goldens.inputs import inputs_sha256, make_inputs
-from flashkda.goldens.record import as_recorded, decode_records, encode_records, plain_shape, tile_bases
+from flashkda.goldens.record import as_recorded, decode_records, encode_records, plain_shape, stored_order, tile_bases
+from flashkda.manifest import RECORD_ORDERS
 
 
 def test_there_are_sixty_cases_each_with_digests() -> None:
@@ -47,8 +48,9 @@ def test_stored_goldens_stay_small() -> None:
     assert sum(file.stat().st_size for file in recorded.FOLDER.glob("*.npz")) <= 2_000_000
 
 
+@pytest.mark.parametrize("order", RECORD_ORDERS)
 @pytest.mark.parametrize("name", recorded.NAMES)
-def test_records_in_the_kernels_layout_come_back_as_recorded(name: str) -> None:
+def test_records_in_the_kernels_layout_come_back_as_recorded(name: str, order: str) -> None:
     case, arrays = recorded.load(name)
     bases, tiles = tile_bases(case)
     ours = {}
@@ -65,38 +67,65 @@ def test_records_in_the_kernels_layout_come_back_as_recorded(name: str) -> None:
             if (end - start) % CHUNK and field in ("q_decayed", "mqk"):
                 ours[field][:, base + count - 1, (end - start) % CHUNK :] = 0x4321
     flat = {key: array.reshape(case.H * tiles, *array.shape[2:]) for key, array in ours.items()}
-    raw = encode_records(flat, RECORD)
+    raw = encode_records(flat, RECORD, order)
     assert raw.size == case.H * tiles * RECORD.bytes
-    again = as_recorded(case, decode_records(raw, RECORD))
+    again = as_recorded(case, decode_records(raw, RECORD, order))
     assert {key: sha256(array) for key, array in again.items()} == load_digests()[name].workspace
 
 
-def test_record_positions_are_those_of_the_mma_fragments() -> None:
+def stored(order: str, field: str, byte: int) -> tuple[int, ...]:
+    """The index in a field's array of what lies at this byte of the field."""
     raw = np.zeros(RECORD.bytes, dtype=np.uint8)
-    words = raw.view(np.uint16)
+    offset = next(entry.offset for entry in RECORD.fields if entry.name == field)
+    raw.view(np.uint16)[(offset + byte) // 2] = 1
+    where = np.argwhere(decode_records(raw, RECORD, order)[field][0])
+    assert len(where) == 1
+    return tuple(int(index) for index in where[0])
 
-    def stored(field: str, byte: int) -> tuple[int, ...]:
-        words[:] = 0
-        offset = next(entry.offset for entry in RECORD.fields if entry.name == field)
-        words[(offset + byte) // 2] = 1
-        where = np.argwhere(decode_records(raw, RECORD)[field][0])
-        assert len(where) == 1
-        return tuple(int(index) for index in where[0])
 
-    # block m, lane 4a + t, word r, half e
-    def matrix(m: int, lane: int, r: int, e: int) -> int:
-        return m * 512 + lane * 16 + r * 4 + e * 2
+def matrix(m: int, lane: int, r: int, e: int) -> int:
+    """The byte of block m, lane 4a + t, word r, half e."""
+    return m * 512 + lane * 16 + r * 4 + e * 2
 
-    assert stored("k_decayed", matrix(3, 4 * 5 + 2, 3, 1)) == (5 + 8, 16 * 3 + 4 * 2 + 2 + 1)
-    assert stored("q_decayed", matrix(0, 4 * 1 + 3, 0, 1)) == (1, 4 * 3 + 1)
-    assert stored("k_restored", matrix(7, 4 * 5 + 2, 3, 0)) == (2 * 2 + 8, 16 * 7 + 4 * 2 + 2 + 1)
+
+def test_record_positions_are_those_of_mma_fragments_of_operand_b() -> None:
+    assert stored("b", "k_decayed", matrix(3, 4 * 5 + 2, 3, 1)) == (5 + 8, 16 * 3 + 4 * 2 + 2 + 1)
+    assert stored("b", "k_decayed", matrix(3, 4 * 5 + 2, 1, 1)) == (5, 16 * 3 + 4 * 2 + 2 + 1)
+    assert stored("b", "q_decayed", matrix(0, 4 * 1 + 3, 0, 1)) == (1, 4 * 3 + 1)
+    assert stored("b", "k_restored", matrix(7, 4 * 5 + 2, 3, 0)) == (2 * 2 + 8, 16 * 7 + 4 * 2 + 2 + 1)
+    assert stored("b", "k_restored", matrix(7, 4 * 5 + 2, 1, 0)) == (2 * 2 + 8, 16 * 7 + 4 * 2 + 1)
+    assert stored("b", "g_total", 4 * 77) == (77,)
     # the lower blocks, 8 bytes a lane, then the corner, 4 bytes a lane
-    assert stored("inv", (4 * 6 + 1) * 8 + 2) == (6 + 8, 2 + 1)
-    assert stored("mqk", (4 * 6 + 1) * 8 + 4) == (6 + 8, 2 + 8)
-    assert stored("mqk", 256 + (4 * 6 + 1) * 4) == (6, 2)
-    words[:] = 0
-    words[RECORD.fields[6].offset // 2 + 4 * 3 + 2 * 1 + 1] = 1
-    assert int(decode_records(raw, RECORD)["beta_sigmoid"][0].argmax()) == 2 * 3 + 1 + 8
+    assert stored("b", "inv", (4 * 6 + 1) * 8 + 2) == (6 + 8, 2 + 1)
+    assert stored("b", "mqk", (4 * 6 + 1) * 8 + 4) == (6 + 8, 2 + 8)
+    assert stored("b", "mqk", 256 + (4 * 6 + 1) * 4) == (6, 2)
+    assert stored("b", "beta_sigmoid", 2 * (4 * 3 + 2 * 1 + 1)) == (2 * 3 + 1 + 8,)
+
+
+def test_record_positions_are_those_of_mma_fragments_of_operand_a() -> None:
+    # words 1 and 2 have changed places: down the rows first
+    assert stored("a", "k_decayed", matrix(3, 4 * 5 + 2, 3, 1)) == (5 + 8, 16 * 3 + 4 * 2 + 2 + 1)
+    assert stored("a", "k_decayed", matrix(3, 4 * 5 + 2, 1, 1)) == (5 + 8, 16 * 3 + 4 * 2 + 1)
+    assert stored("a", "q_decayed", matrix(0, 4 * 1 + 3, 2, 1)) == (1, 4 * 3 + 2 + 1)
+    assert stored("a", "k_restored", matrix(7, 4 * 5 + 2, 1, 0)) == (2 * 2, 16 * 7 + 4 * 2 + 2 + 1)
+    assert stored("a", "k_restored", matrix(7, 4 * 5 + 2, 2, 0)) == (2 * 2 + 8, 16 * 7 + 4 * 2 + 1)
+    # of two blocks at a time a lane's four words: channels i and i + 2 of one, then of the other
+    assert [stored("a", "g_total", 128 * 3 + 16 * (2 * 2 + 1) + 4 * word) for word in range(4)] == [
+        (16 * block + 4 * 2 + 1 + 2 * j,) for block in (6, 7) for j in (0, 1)
+    ]
+    # the blocks of columns 0 ... 7, 8 bytes a lane, then the other one, 4 bytes a lane
+    assert stored("a", "inv", (4 * 6 + 1) * 8 + 2) == (6, 2 + 1)
+    assert stored("a", "mqk", (4 * 6 + 1) * 8 + 4) == (6 + 8, 2)
+    assert stored("a", "mqk", 256 + (4 * 6 + 1) * 4) == (6 + 8, 2 + 8)
+    assert stored("a", "beta_sigmoid", 2 * (2 * 5 + 1)) == (5 + 8,)
+
+
+@pytest.mark.parametrize("order", RECORD_ORDERS)
+def test_every_element_of_a_field_has_one_place(order: str) -> None:
+    for field in RECORD.fields:
+        places = stored_order(field.name, field.shape, order)
+        assert len(set(places.tolist())) == len(places) == np.prod(field.shape)
+        assert places.max() < np.prod(plain_shape(field.name, field.shape))
 
 
 def test_tile_bases_leave_room_for_every_sequence() -> None:

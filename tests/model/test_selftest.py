@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from recorded import RECORD  # noqa: E402
@@ -18,6 +19,7 @@ import flashkda.kernels  # noqa: E402
 from flashkda import selftest  # noqa: E402
 from flashkda.errors import FlashKDAError  # noqa: E402
 from flashkda.goldens.cases import case_named  # noqa: E402
+from flashkda.goldens.record import encode_records, plain_shape  # noqa: E402
 from flashkda.goldens.run import device_inputs  # noqa: E402
 from flashkda.reference import kda_float64  # noqa: E402
 
@@ -32,8 +34,11 @@ def cases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def accurate(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """A kernel with the right values but other bits; `break_bv` makes one BV differ, `leak` lets poison spread."""
-    faults = {"break_bv": None, "leak": False}
+    """A kernel with the right values but other bits; `break_bv` makes one BV differ, `leak` lets poison spread.
+
+    Its records count upwards, in order "a" at BV 16; `break_record` exchanges two values of a field there.
+    """
+    faults = {"break_bv": None, "leak": False, "break_record": None}
 
     def fwd(q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, **more) -> None:
         heads = q.shape[2]
@@ -51,8 +56,22 @@ def accurate(monkeypatch: pytest.MonkeyPatch) -> dict:
         more["final_state"].copy_(state)
         if more["bv"] == faults["break_bv"] is not None:
             out.view(torch.int16)[0, owned[0], 0, 0] ^= 1
+        order, count = order_at(more["bv"]), len(more["workspace"]) // RECORD.bytes
+        arrays = {}
+        for field in RECORD.fields:
+            shape = (count, *plain_shape(field.name, field.shape))
+            arrays[field.name] = np.arange(np.prod(shape)).astype({"bf16": np.uint16, "fp32": np.uint32}[field.dtype])
+            arrays[field.name] = arrays[field.name].reshape(shape)
+        if order == "a" and faults["break_record"] is not None:
+            broken = arrays[faults["break_record"]].reshape(-1)
+            broken[[3, 6]] = broken[[6, 3]]
+        more["workspace"].copy_(torch.from_numpy(encode_records(arrays, RECORD, order)))
+
+    def order_at(bv: int | None) -> str:
+        return "a" if bv == 16 else "b"
 
     monkeypatch.setattr(flashkda.goldens.run, "fwd", fwd)
+    monkeypatch.setattr(flashkda.goldens.run, "record_order", lambda *arguments: order_at(arguments[-1]))
     return faults
 
 
@@ -72,6 +91,14 @@ def test_a_bv_that_differs_is_named(cases, accurate) -> None:
     accurate["break_bv"] = 64
     for outcome in selftest.run_cases(CPU, RECORD, (32, 64), exact=False):
         assert outcome.failures == ["bv=64 differs from the automatic choice"]
+
+
+def test_records_of_two_orders_are_compared_by_their_values(cases, accurate) -> None:
+    assert all(not one.failures for one in selftest.run_cases(CPU, RECORD, (16, 32, 64), exact=False))
+    for field in RECORD.fields:
+        accurate["break_record"] = field.name
+        for outcome in selftest.run_cases(CPU, RECORD, (16, 32), exact=False):
+            assert outcome.failures == ["bv=16 differs from the automatic choice"]
 
 
 def test_wrong_values_fail(cases, accurate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def check_info() -> bool:
 def check_resolver() -> None:
     from flashkda.artifacts import installed
     from flashkda.errors import DriverError, NoArtifactError
-    from flashkda.resolver import DEFAULT_NUMERICS, Rejected, listed_bvs, resolve_variants
+    from flashkda.resolver import DEFAULT_NUMERICS, Rejected, listed_bvs, listed_orders, resolve_variants
 
     manifest = installed().manifest
     for artifact in manifest.artifacts:
@@ -87,7 +87,8 @@ def check_resolver() -> None:
             )
             if arch is not None and driver == above:
                 assert not isinstance(found, Rejected), found
-                assert found.prepare.arch == arch
+                assert {artifact.arch for artifact in found.artifacts()} == {arch}
+                assert tuple(found.prepare) == listed_orders(manifest, DEFAULT_NUMERICS)
                 assert tuple(found.recurrence) == listed_bvs(manifest, DEFAULT_NUMERICS)
                 continue
             assert isinstance(found, Rejected), (capability, driver)

@@ -18,7 +18,11 @@ from flashkda.manifest import Manifest, parse
 from flashkda.planner import PREPARE_POINTERS, RECURRENCE_POINTERS
 
 ARCHITECTURES = {"sm_90a": ("9.0", 12000), "sm_100a": ("10.0", 12080), "sm_103a": ("10.3", 12090)}
-BVS = (32, 64, 128)
+#: (kernel, bv, record order), a prepare kernel before the recurrences that read its records
+VARIANTS = [
+    ("prepare", None, "a"), ("recurrence", 16, "a"),
+    ("prepare", None, "b"), ("recurrence", 32, "b"), ("recurrence", 64, "b"), ("recurrence", 128, "b"),
+]  # fmt: skip
 STRIDES = {
     "prepare": [f"{name}_stride_{dim}" for name in ("q", "k", "g", "beta") for dim in "bth"],
     "recurrence": [f"{name}_stride_{dim}" for name in ("v", "out") for dim in "bth"]
@@ -74,17 +78,18 @@ def cubin_bytes(artifact: dict[str, Any]) -> bytes:
 def make_manifest() -> dict[str, Any]:
     found = []
     for arch, (capability, least_driver) in ARCHITECTURES.items():
-        for kernel, bv in [("prepare", None), *(("recurrence", bv) for bv in BVS)]:
-            file = f"{kernel}.flashkda.{'' if bv is None else f'bv{bv}.'}{arch}.cubin"
+        for kernel, bv, order in VARIANTS:
+            name = order if bv is None else f"bv{bv}"
             found.append(
                 {
                     "kernel": kernel,
                     "numerics": "flashkda",
                     "bv": bv,
+                    "record_order": order,
                     "arch": arch,
                     "compute_capabilities": [capability],
-                    "file": file,
-                    "entry": f"entry_{kernel}_{bv}",
+                    "file": f"{kernel}.flashkda.{name}.{arch}.cubin",
+                    "entry": f"entry_{kernel}_{name}",
                     "parameters": kernel_parameters(kernel),
                     "threads": 128 if bv is None else 160,
                     "units_per_cta": 4 if bv is None else 1,
@@ -92,7 +97,6 @@ def make_manifest() -> dict[str, Any]:
                     "static_shared_memory": 0,
                     "registers": 128,
                     "least_driver": least_driver,
-                    "pdl": bv is not None,
                 }
             )
             data = cubin_bytes(found[-1])
@@ -202,7 +206,6 @@ class FakeBindings:
     CUfunction = int
     CUlaunchConfig = SimpleNamespace
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="pdl")
     CUstreamCaptureStatus = SimpleNamespace(CU_STREAM_CAPTURE_STATUS_NONE=0)
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
@@ -220,10 +223,6 @@ class FakeBindings:
         self.shared: dict[tuple[int, int], int] = {}
         self.finished: list[int] = []
         self.launches: list[SimpleNamespace] = []
-
-    @staticmethod
-    def CUlaunchAttribute() -> SimpleNamespace:
-        return SimpleNamespace(id=None, value=SimpleNamespace())
 
     def cuInit(self, flags: int) -> tuple[Status]:
         return (Status.CUDA_SUCCESS,)

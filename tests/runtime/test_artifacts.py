@@ -15,7 +15,7 @@ from flashkda.cubin import check_cubin
 from flashkda.errors import ArtifactError
 from flashkda.manifest import Manifest
 
-FILE = "prepare.flashkda.sm_90a.cubin"
+FILE = "prepare.flashkda.a.sm_90a.cubin"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_wrong_length_is_refused(folder: ArtifactFolder, change: Callable[[byt
 
 
 def test_another_listed_files_bytes_are_refused(folder: ArtifactFolder) -> None:
-    (folder.path / FILE).write_bytes((folder.path / "prepare.flashkda.sm_100a.cubin").read_bytes())
+    (folder.path / FILE).write_bytes((folder.path / "prepare.flashkda.a.sm_100a.cubin").read_bytes())
     assert "was changed" in read_error(folder)
 
 
@@ -136,7 +136,7 @@ def another_schema(folder: Path) -> None:
 
 def another_entry(folder: Path) -> None:
     file = folder / "manifest.json"
-    file.write_text(file.read_text().replace('"entry_prepare_None"', '"other"'))
+    file.write_text(file.read_text().replace('"entry_prepare_a"', '"other"'))
 
 
 def linked_elsewhere(folder: Path) -> None:
@@ -208,7 +208,7 @@ def test_parameters_that_are_not_the_cubins_are_refused(
     assert "takes parameters of (offset, size)" in lying(write_artifacts, raw_manifest, index, change)
 
 
-@pytest.mark.parametrize(("index", "arch"), [(0, "sm_100a"), (4, "sm_103a"), (8, "sm_90a")])
+@pytest.mark.parametrize(("index", "arch"), [(0, "sm_100a"), (6, "sm_103a"), (12, "sm_90a")])
 def test_a_cubin_of_another_architecture_is_refused(
     write_artifacts: Any, raw_manifest: dict[str, Any], index: int, arch: str
 ) -> None:
@@ -222,7 +222,7 @@ def test_a_kernel_that_is_not_in_the_cubin_is_refused(write_artifacts: Any, raw_
 
 
 def test_swapped_files_of_a_consistent_manifest_are_refused(write_artifacts: Any, raw_manifest: dict[str, Any]) -> None:
-    first, second = raw_manifest["artifacts"][1], raw_manifest["artifacts"][5]
+    first, second = raw_manifest["artifacts"][1], raw_manifest["artifacts"][7]
 
     def swap(artifact: dict[str, Any]) -> None:
         for name in ("file", "size", "sha256"):

@@ -26,10 +26,10 @@ torch = pytest.importorskip("torch")
 
 from flashkda.bench_inputs import Inputs  # noqa: E402
 from flashkda.bench_measure import Replayable, time_variants  # noqa: E402
-from flashkda.bench_variants import own_variants, peer_variants  # noqa: E402
+from flashkda.bench_variants import lone_variants, own_variants, peer_variants  # noqa: E402
 from flashkda.kernels import device_kernels  # noqa: E402
 
-BVS = (32, 64, 128)
+BVS = (16, 32, 64, 128)
 
 
 @pytest.fixture
@@ -143,36 +143,74 @@ def test_each_kernel_alone_and_together_at_every_bv(gpu: Any, inputs: Any, cuda:
     variants = own_variants(sets, device_kernels(0), None)
     assert [(one.kernel, one.bv, one.bv_used) for one in variants] == [
         ("prepare", None, None),
-        *(("recurrence", bv, bv or 32) for bv in (None, *BVS)),
-        *(("both", bv, bv or 32) for bv in (None, *BVS)),
+        *(("recurrence", bv, bv or 16) for bv in (None, *BVS)),
+        *(("both", bv, bv or 16) for bv in (None, *BVS)),
     ]
     for one in variants:
         del cuda.launches[:]
         one.run(1)
         expected = {"prepare": ["prepare"], "recurrence": ["recurrence"], "both": ["prepare", "recurrence"]}[one.kernel]
         assert [launch.entry.split("_")[1] for launch in cuda.launches] == expected
-        for launch in cuda.launches:
-            assert launch.values["workspace"] == sets[1].workspace.data_ptr()
-            assert launch.values["cu_seqlens"] == sets[1].cu_seqlens.data_ptr()
+        assert all(launch.values["cu_seqlens"] == sets[1].cu_seqlens.data_ptr() for launch in cuda.launches)
+
+
+def assert_records_in_order(launches: list[Any]) -> None:
+    """Whatever reads a workspace finds records of its own order there."""
+    written = {}
+    for launch in launches:
+        variant, workspace = launch.entry.removeprefix("entry_"), launch.values["workspace"]
+        order = {"prepare_a": "a", "prepare_b": "b", "recurrence_bv16": "a"}.get(variant, "b")
+        if variant.startswith("prepare"):
+            written[workspace] = order
+        assert written[workspace] == order, variant
+
+
+@pytest.mark.parametrize(("heads", "order"), [(2, "a"), (20, "b")])
+def test_each_order_of_the_records_has_workspaces_of_its_own(
+    gpu: Any, inputs: Any, cuda: Any, heads: int, order: str
+) -> None:
+    sets = inputs(Shape((40,), heads), None, None, 2)
+    variants = own_variants(sets, device_kernels(0), 32)
+    made = list(cuda.launches)
+    assert [launch.entry for launch in made[:2]] == [f"entry_prepare_{order}"] * 2
+    assert [launch.values["workspace"] for launch in made[:2]] == [one.workspace.data_ptr() for one in sets]
+    assert len({launch.values["workspace"] for launch in made}) == len(made) == 4
+    for one in (*variants, *reversed(variants)):
+        one.run(0)
+        one.run(1)
+    assert_records_in_order(cuda.launches)
+    assert {launch.values["workspace"] for launch in cuda.launches} == {one.values["workspace"] for one in made}
+
+
+@pytest.mark.parametrize(("choices", "orders"), [((64, 16), "ba"), ((128, 32), "b"), ((16,), "a"), ((None, 32), "ab")])
+def test_the_first_bv_decides_which_prepare_is_timed(
+    gpu: Any, inputs: Any, cuda: Any, choices: tuple[int | None, ...], orders: str
+) -> None:
+    prepare, *recurrences = lone_variants(inputs(Shape((40,), 2), None, None, 1), device_kernels(0), choices)
+    assert [launch.entry for launch in cuda.launches] == [f"entry_prepare_{order}" for order in orders]
+    for one in (*recurrences, prepare):
+        one.run(0)
+    assert cuda.launches[-1].entry == f"entry_prepare_{orders[0]}"
+    assert_records_in_order(cuda.launches)
 
 
 def test_a_kernel_alone_is_launched_as_the_whole_call_launches_it(gpu: Any, inputs: Any, cuda: Any) -> None:
     sets = inputs(Shape((40,), 2), None, None, 1)
     runs = {(one.kernel, one.bv): one.run for one in own_variants(sets, device_kernels(0), None)}
+    del cuda.launches[:]
     runs["prepare", None](0)
-    runs["recurrence", 64](0)
-    runs["both", 64](0)
+    runs["recurrence", None](0)
+    runs["both", None](0)
     alone, together = cuda.launches[:2], cuda.launches[2:]
     assert [launch.values for launch in alone] == [launch.values for launch in together]
     assert [launch.config["gridDimX"] for launch in alone] == [launch.config["gridDimX"] for launch in together]
-    assert not hasattr(alone[1].config, "attrs") and "attrs" not in alone[1].config
 
 
 def test_checkpoints_are_written_by_one_more_variant(gpu: Any, inputs: Any, cuda: Any) -> None:
     sets = inputs(Shape((40,), 2), None, None, 2)
     plain, one = (own_variants(sets, device_kernels(0), every)[-1] for every in (None, 32))
     assert plain.checkpoint_every is None
-    assert (one.kernel, one.bv, one.bv_used, one.checkpoint_every) == ("both", None, 32, 32)
+    assert (one.kernel, one.bv, one.bv_used, one.checkpoint_every) == ("both", None, 16, 32)
     written = []
     for index, own in enumerate(sets):
         del cuda.launches[:]
@@ -202,9 +240,10 @@ def test_variants_are_timed_in_rotating_order(gpu: Any) -> None:
     assert [one.summary.median for one in timed] == [500.0, 1000.0, 1500.0]
 
 
-def test_a_run_reports_every_variant_beside_the_original(original: None, tmp_path: Path) -> None:
+def test_a_run_reports_every_variant_beside_the_original(original: None, tmp_path: Path, cuda: Any) -> None:
     code, report = bench(tmp_path, "--tokens", "40", "--heads", "2", "--heads", "3")
     assert code == 0
+    assert_records_in_order(cuda.launches)
     assert report["header"]["peers"] == {"flash_kda": "made up"}
     assert report["header"]["clock_mhz"] == 1500.0
     assert report["header"]["complete"] is True
@@ -624,14 +663,16 @@ def compare(gpu: Any, inputs: Any, artifact_folder: Path, monkeypatch: pytest.Mo
     return SimpleNamespace(script=script, run=lambda: CliRunner().invoke(script.main, arguments))
 
 
-def test_builds_are_compared_shape_by_shape(compare: Any, artifact_folder: Path) -> None:
+def test_builds_are_compared_shape_by_shape(compare: Any, artifact_folder: Path, cuda: Any) -> None:
     result = compare.run()
     assert result.exit_code == 0, result.output
+    assert_records_in_order(cuda.launches)
     first, *builds = result.output.splitlines()[:3]
     assert first == "16@2" and "2x16@1" in result.output
     assert {line.split()[0] for line in builds} == {artifact_folder.name, "again"}
     assert all(
-        line.split()[1:] == ["prepare", "100.0", "32", "100.0", "64", "100.0", "128", "100.0"] for line in builds
+        line.split()[1:] == ["prepare", "100.0", *(word for bv in BVS for word in (str(bv), "100.0"))]
+        for line in builds
     )
 
 
@@ -639,4 +680,4 @@ def test_a_build_with_other_bits_ends_in_exit_code_1(compare: Any, monkeypatch: 
     monkeypatch.setattr(compare.script, "same_bits", lambda a, b: False)
     result = compare.run()
     assert result.exit_code == 1
-    assert "16@2: again at BV 32 differs from" in result.output
+    assert "16@2: again at BV 16 differs from" in result.output

@@ -37,15 +37,15 @@ def test_info_shows_what_each_device_gets_and_why_not(artifact_folder: Path, cud
     assert report["driver"] == {"cuda": "12.9", "version": 12090, "release": "580.1"}
     first, second = report["devices"]
     assert [kernel["file"] for kernel in first["kernels"]] == [
-        "prepare.flashkda.sm_90a.cubin",
-        *(f"recurrence.flashkda.bv{bv}.sm_90a.cubin" for bv in (32, 64, 128)),
+        *(f"prepare.flashkda.{order}.sm_90a.cubin" for order in "ab"),
+        *(f"recurrence.flashkda.bv{bv}.sm_90a.cubin" for bv in (16, 32, 64, 128)),
     ]
     assert all(kernel["reason"] is None and kernel["refused"] == {} for kernel in first["kernels"])
     assert all(kernel["file"] is None for kernel in second["kernels"])
     assert {kernel["reason"] for kernel in second["kernels"]} == {
         "no kernel for compute capability 12.0; there are 9.0, 10.0, 10.3"
     }
-    assert "not 12.0" in second["kernels"][0]["refused"]["prepare.flashkda.sm_90a.cubin"][0]
+    assert "not 12.0" in second["kernels"][0]["refused"]["prepare.flashkda.a.sm_90a.cubin"][0]
 
 
 def test_info_for_a_person_says_the_same(artifact_folder: Path, cuda: Any) -> None:
@@ -60,6 +60,7 @@ def test_info_for_a_person_says_the_same(artifact_folder: Path, cuda: Any) -> No
         "set by FLASHKDA_ARTIFACTS",
         "ptxas 12.9.86",
         "device 0: Made-up GPU, compute capability 9.0, 132 SMs",
+        "prepare record order b: prepare.flashkda.b.sm_90a.cubin",
         "recurrence bv 64: recurrence.flashkda.bv64.sm_90a.cubin",
         "never loaded: stranger.cubin",
     ):
@@ -70,13 +71,29 @@ def test_info_has_one_line_for_a_kernel_that_a_device_does_not_get(artifact_fold
     cuda.devices = [{"major": 8, "minor": 0, "sm_count": 108}]
     result = run("info")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-5:] == [
+    assert result.stdout.splitlines()[-7:] == [
         "device 0: Made-up GPU, compute capability 8.0, 108 SMs",
         *(
             f"  {kernel}: no kernel for compute capability 8.0; there are 9.0, 10.0, 10.3"
-            for kernel in ("prepare", "recurrence bv 32", "recurrence bv 64", "recurrence bv 128")
+            for kernel in (
+                *(f"prepare record order {order}" for order in "ab"),
+                *(f"recurrence bv {bv}" for bv in (16, 32, 64, 128)),
+            )
         ),
     ]
+
+
+def test_info_says_which_prepare_kernel_a_recurrence_lacks(
+    write_artifacts: Callable[[dict[str, Any]], Path], raw_manifest: dict[str, Any], cuda: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    raw_manifest["artifacts"] = [one for one in raw_manifest["artifacts"] if ".a.sm_90a" not in one["file"]]
+    monkeypatch.setenv("FLASHKDA_ARTIFACTS", str(write_artifacts(raw_manifest)))
+    told = run("info").stdout.splitlines()
+    reason = "no kernel for compute capability 9.0; there are 10.0, 10.3"
+    assert f"  prepare record order a: {reason}" in told
+    assert f"  recurrence bv 16: without prepare (numerics flashkda, record order a): {reason}" in told
+    assert "  recurrence bv 32: recurrence.flashkda.bv32.sm_90a.cubin" in told
 
 
 def test_info_tells_what_is_beside_the_package(
@@ -144,10 +161,10 @@ def test_info_without_a_driver_is_no_failure(artifact_folder: Path, cuda: Any, m
 
 
 def test_info_fails_on_a_changed_or_missing_artifact(artifact_folder: Path, cuda: Any) -> None:
-    (artifact_folder / "prepare.flashkda.sm_90a.cubin").write_bytes(b"?")
+    (artifact_folder / "prepare.flashkda.a.sm_90a.cubin").write_bytes(b"?")
     result = run("info")
     assert result.exit_code == 1
-    assert "PROBLEM: prepare.flashkda.sm_90a.cubin" in result.stdout
+    assert "PROBLEM: prepare.flashkda.a.sm_90a.cubin" in result.stdout
     (artifact_folder / "manifest.json").unlink()
     result = run("info", "--json")
     assert result.exit_code == 1

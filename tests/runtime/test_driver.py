@@ -57,13 +57,11 @@ def test_the_real_bindings_take_the_launch_configuration(manifest: Manifest, cud
     shell = object.__new__(Driver)
     shell.bindings = bindings
     artifact = manifest.artifacts[1]._replace(dynamic_shared_memory=98432)
-    block = driver._Block(shell, artifact, True)
+    block = driver._Block(shell, artifact)
     block.config.gridDimX = 12
     block.config.hStream = driver.LEGACY_STREAM
     assert int(block.config.hStream) == 1
-    assert (block.config.blockDimX, block.config.sharedMemBytes, block.config.numAttrs) == (160, 98432, 1)
-    assert block.config.attrs[0].value.programmaticStreamSerializationAllowed == 1
-    assert driver._Block(shell, artifact, False).config.numAttrs == 0
+    assert (block.config.blockDimX, block.config.sharedMemBytes, block.config.numAttrs) == (160, 98432, 0)
     struct.pack_into("<i", block.values, artifact.parameters[-1].offset, 2)
     last = ctypes.c_void_p.from_address(block.addresses + 8 * (len(artifact.parameters) - 1)).value
     assert last is not None and ctypes.c_int32.from_address(last).value == 2
@@ -98,32 +96,30 @@ def test_each_launch_has_its_own_parameters_pointers_grid_and_stream(
     second, _ = block_of(manifest, 200)
     low, high = tuple(range(16, 16 * count + 1, 16)), tuple(range(4096, 4096 + count))
     calls = [
-        (1, 7, first, low, False), (1, 7, first, low, False), (1, 7, first, high, False), (1, 7, second, high, False),
-        (2, 7, second, high, False), (2, 8, second, high, False), (2, 8, second, high, True),
-        (2, 8, first, low, True), (1, 7, first, low, False),
+        (1, 7, first, low), (1, 7, first, low), (1, 7, first, high), (1, 7, second, high), (2, 7, second, high),
+        (2, 8, second, high), (2, 8, first, low), (1, 7, first, low),
     ]  # fmt: skip
     for call in calls:
         kernel.launch(*call)
     seen = [
         (
             launch.config["gridDimX"], launch.config["hStream"], launch.values["seqlen"],
-            tuple(launch.values.values())[:count], "attrs" in launch.config,
+            tuple(launch.values.values())[:count],
         )
         for launch in cuda.launches
     ]  # fmt: skip
     assert seen == [
-        (grid, stream, 100 if parameters is first else 200, pointers, overlap)
-        for grid, stream, parameters, pointers, overlap in calls
+        (grid, stream, 100 if parameters is first else 200, pointers) for grid, stream, parameters, pointers in calls
     ]
 
 
 def test_a_launch_after_pointers_that_fit_no_parameter_is_right(manifest: Manifest, kernel: Kernel, cuda: Any) -> None:
     parameters, count = block_of(manifest, 100)
     pointers = tuple(range(16, 16 + count))
-    kernel.launch(1, 7, parameters, pointers, False)
+    kernel.launch(1, 7, parameters, pointers)
     with pytest.raises(struct.error):
-        kernel.launch(1, 7, parameters, (*pointers[:-1], -1), False)
-    kernel.launch(1, 7, parameters, pointers, False)
+        kernel.launch(1, 7, parameters, (*pointers[:-1], -1))
+    kernel.launch(1, 7, parameters, pointers)
     assert [tuple(launch.values.values())[:count] for launch in cuda.launches] == [pointers, pointers]
 
 
@@ -136,11 +132,11 @@ def test_a_launch_in_the_midst_of_another_one_is_right(manifest: Manifest, kerne
         kernel._write_pointers = write
         write(*arguments)
         # As a signal handler does.
-        kernel.launch(2, 8, parameters, inner, False)
+        kernel.launch(2, 8, parameters, inner)
 
     kernel._write_pointers = interrupted
     for pointers in (outer, outer, inner):
-        kernel.launch(1, 7, parameters, pointers, False)
+        kernel.launch(1, 7, parameters, pointers)
     seen = [(launch.config["gridDimX"], launch.config["hStream"], launch.values["q"]) for launch in cuda.launches]
     assert seen == [(2, 8, 32), (1, 7, 16), (1, 7, 16), (1, 7, 32)]
 
@@ -151,15 +147,14 @@ def test_each_thread_has_its_own_parameter_block(manifest: Manifest, kernel: Ker
     launch = kernel._launch
     kernel._launch = lambda *arguments: (addresses.append(arguments[2]), launch(*arguments))[1]
     threads = [
-        threading.Thread(target=kernel.launch, args=(1, 7, parameters, (pointer,) * count, False))
-        for pointer in (16, 32)
+        threading.Thread(target=kernel.launch, args=(1, 7, parameters, (pointer,) * count)) for pointer in (16, 32)
     ]
-    kernel.launch(1, 7, parameters, (48,) * count, False)
+    kernel.launch(1, 7, parameters, (48,) * count)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    kernel.launch(1, 7, parameters, (48,) * count, False)
+    kernel.launch(1, 7, parameters, (48,) * count)
     assert sorted(launched.values["q"] for launched in cuda.launches) == [16, 32, 48, 48]
     assert addresses[0] == addresses[3]
     assert addresses[0] not in addresses[1:3]

@@ -195,7 +195,7 @@ def test_a_lower_bound_outside_the_safe_gate_is_refused_with_the_reason(
     assert error.argument == "lower_bound" and "safe gate" in str(error)
 
 
-@pytest.mark.parametrize("bv", [16, True, 32.0, "32"])
+@pytest.mark.parametrize("bv", [8, True, 32.0, "32"])
 def test_a_bv_outside_the_manifest_is_refused(arguments: Callable[..., Arguments], cuda: Any, bv: object) -> None:
     assert refusal(arguments() | {"bv": bv}).argument == "bv"
 
@@ -463,7 +463,7 @@ def test_a_call_is_two_launches_with_the_tensors_addresses(
     call |= states | {"workspace": workspace, "lower_bound": -4.0, "scale": 0.25}
     assert flashkda.fwd(**call) is None
     prepare, recurrence = cuda.launches
-    assert (prepare.entry, recurrence.entry) == ("entry_prepare_None", "entry_recurrence_32")
+    assert (prepare.entry, recurrence.entry) == ("entry_prepare_a", "entry_recurrence_bv16")
     for name in ("q", "k", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "workspace"):
         assert prepare.values[name] == call[name].data_ptr()
     for name in ("v", "out", "workspace", "initial_state", "final_state", "cu_seqlens"):
@@ -473,8 +473,8 @@ def test_a_call_is_two_launches_with_the_tensors_addresses(
     assert (recurrence.values["initial_dtype"], recurrence.values["final_dtype"]) == (1, 2)
     assert (recurrence.values["total_tiles"], recurrence.values["num_seqs"]) == (40 // 16 + 3, 3)
     assert prepare.config["gridDimX"] == 2 * -(-5 // 4)
-    assert recurrence.config["gridDimX"] == 3 * 2 * 4
-    assert (recurrence.config["blockDimX"], recurrence.config["sharedMemBytes"]) == (160, 90032)
+    assert recurrence.config["gridDimX"] == 3 * 2 * 8
+    assert (recurrence.config["blockDimX"], recurrence.config["sharedMemBytes"]) == (160, 90016)
 
 
 def test_absent_tensors_are_null_and_the_workspace_is_allocated(arguments: Callable[..., Arguments], cuda: Any) -> None:
@@ -485,6 +485,19 @@ def test_absent_tensors_are_null_and_the_workspace_is_allocated(arguments: Calla
         assert recurrence.values[name] == 0
     assert recurrence.values["checkpoint_cu_starts"] == 0
     assert prepare.values["workspace"] == recurrence.values["workspace"] != 0
+
+
+@pytest.mark.parametrize(("heads", "bv"), [(2, None), (20, None), (2, 64), (20, 16)])
+def test_the_record_order_of_a_call_is_that_of_its_prepare_kernel(
+    arguments: Callable[..., Arguments], cuda: Any, heads: int, bv: int | None
+) -> None:
+    from flashkda.arguments import TENSORS
+    from flashkda.call import record_order
+
+    call = arguments(heads=heads)
+    flashkda.fwd(**call, bv=bv)
+    tensors = [call.get(name) for name in TENSORS]
+    assert cuda.launches[0].entry == f"entry_prepare_{record_order(tensors, call['scale'], -5.0, bv)}"
 
 
 def test_pools_and_checkpoints_reach_the_recurrence(
@@ -523,14 +536,6 @@ def test_slots_and_checkpoints_may_be_far_apart(
     assert strides == [5 * 2 * 128 * 128] * 3
 
 
-def test_only_the_recurrence_may_overlap_its_predecessor(arguments: Callable[..., Arguments], cuda: Any) -> None:
-    flashkda.fwd(**arguments())
-    prepare, recurrence = cuda.launches
-    assert "attrs" not in prepare.config
-    (attribute,) = recurrence.config["attrs"]
-    assert attribute.id == "pdl" and attribute.value.programmaticStreamSerializationAllowed == 1
-
-
 def test_each_call_passes_its_own_addresses_and_numbers(arguments: Callable[..., Arguments], cuda: Any) -> None:
     first, second, longer = arguments(), arguments(), arguments(seqlen=41)
     for call in (first, second, longer, first):
@@ -551,7 +556,7 @@ def test_every_argument_that_matters_is_part_of_the_signature(
     values = [launch.values for launch in cuda.launches]
     assert values[2]["scale"] == 0.5
     assert values[4]["gate_scale"] == pytest.approx(-1.442695)
-    assert cuda.launches[7].entry == "entry_recurrence_128"
+    assert [launch.entry for launch in cuda.launches[6:8]] == ["entry_prepare_b", "entry_recurrence_bv128"]
     assert values[9]["final_dtype"] == 2
 
 
@@ -580,7 +585,6 @@ def test_empty_calls_launch_nothing_or_only_write_states(
     flashkda.fwd(**arguments(seqlen=0), final_state=state())
     (launch,) = cuda.launches
     assert launch.entry.startswith("entry_recurrence") and launch.values["seqlen"] == 0
-    assert "attrs" not in launch.config
 
 
 def test_the_current_stream_is_used_and_torchs_default_is_the_legacy_one(
@@ -617,17 +621,17 @@ def test_a_device_without_an_artifact_and_an_old_driver_are_told_apart(
 ) -> None:
     cuda.version = 12040
     cuda.devices[0] = {"major": 8, "minor": 0, "sm_count": 108}
-    with pytest.raises(NoArtifactError, match=re.escape("prepare (numerics flashkda): no kernel for")):
+    with pytest.raises(NoArtifactError, match=re.escape("recurrence (numerics flashkda, bv 16): no kernel for")):
         flashkda.fwd(**arguments())
-    with pytest.raises(DriverError, match=r"too old for prepare\.flashkda\.sm_100a\.cubin.*12\.4.*12\.8"):
+    with pytest.raises(DriverError, match=r"too old for recurrence\.flashkda\.bv16\.sm_100a\.cubin.*12\.4.*12\.8"):
         flashkda.fwd(**arguments(ordinal=1))
 
 
 def test_a_changed_cubin_is_refused_at_its_first_load(
     arguments: Callable[..., Arguments], artifact_folder: Path, cuda: Any
 ) -> None:
-    (artifact_folder / "recurrence.flashkda.bv32.sm_90a.cubin").write_bytes(b"\x7fELF other")
-    with pytest.raises(ArtifactError, match=r"recurrence\.flashkda\.bv32\.sm_90a\.cubin"):
+    (artifact_folder / "recurrence.flashkda.bv16.sm_90a.cubin").write_bytes(b"\x7fELF other")
+    with pytest.raises(ArtifactError, match=r"recurrence\.flashkda\.bv16\.sm_90a\.cubin"):
         flashkda.fwd(**arguments())
     assert not cuda.launches and cuda.contexts == [0]
     flashkda.fwd(**arguments(), bv=64)
@@ -691,7 +695,7 @@ def test_loads_and_plans_are_logged_at_debug(
     with caplog.at_level(logging.DEBUG, logger="flashkda"):
         flashkda.fwd(**arguments())
     text = caplog.text
-    assert "planned B=1 T=40 H=2 N=1 on device 0: BV 32" in text
+    assert "planned B=1 T=40 H=2 N=1 on device 0: BV 16" in text
     assert text.count("loaded ") == 2
 
 
@@ -854,10 +858,11 @@ def test_preload_finishes_every_kernel_of_the_device_once(artifact_folder: Path,
     flashkda.preload(0)
     flashkda.preload(0)
     assert sorted(cuda.loaded.values()) == [
-        "entry_prepare_None", "entry_recurrence_128", "entry_recurrence_32", "entry_recurrence_64",
+        "entry_prepare_a", "entry_prepare_b", "entry_recurrence_bv128", "entry_recurrence_bv16",
+        "entry_recurrence_bv32", "entry_recurrence_bv64",
     ]  # fmt: skip
     assert sorted(cuda.finished) == sorted(cuda.loaded)
-    assert sorted(cuda.shared.values()) == [1000, 90032, 90064, 90128]
+    assert sorted(cuda.shared.values()) == [1000, 1000, 90016, 90032, 90064, 90128]
     assert cuda.contexts == [0]
 
 
@@ -865,14 +870,14 @@ def test_one_loaded_kernel_serves_two_devices_of_one_kind(artifact_folder: Path,
     cuda.devices[1] = cuda.devices[0]
     flashkda.preload(0)
     flashkda.preload("cuda:1")
-    assert len(cuda.loaded) == 4
+    assert len(cuda.loaded) == 6
     assert {device for _, device in cuda.shared} == {0, 1}
 
 
 def test_a_driver_without_function_loading_is_not_asked_for_it(artifact_folder: Path, cuda: Any) -> None:
     cuda.version = 12020
     flashkda.preload(0)
-    assert len(cuda.loaded) == 4 and not cuda.finished
+    assert len(cuda.loaded) == 6 and not cuda.finished
 
 
 def test_preload_leaves_nothing_for_the_first_call_to_import(artifact_folder: Path) -> None:
@@ -881,7 +886,7 @@ def test_preload_leaves_nothing_for_the_first_call_to_import(artifact_folder: Pa
         "from types import SimpleNamespace\n"
         "import flashkda.kernels as kernels, flashkda.driver as driver\n"
         "driver.get_driver = lambda: SimpleNamespace(device_count=lambda: 1)\n"
-        "variants = SimpleNamespace(prepare=None, recurrence={})\n"
+        "variants = SimpleNamespace(artifacts=tuple)\n"
         "kernels.device_kernels = lambda ordinal: SimpleNamespace(variants=variants, ready=lambda *given: None)\n"
         "flashkda.preload(0)\n"
         "import flashkda.call as call\n"
@@ -922,5 +927,5 @@ def test_workspace_size_refuses_what_is_no_size(artifact_folder: Path, sizes: An
 
 def test_launch_failures_name_the_kernel(arguments: Callable[..., Arguments], cuda: Any) -> None:
     cuda.launch_status = type(cuda.launch_status).CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
-    with pytest.raises(DriverError, match=r"launch of prepare\.flashkda\.sm_90a\.cubin with 2 CTAs"):
+    with pytest.raises(DriverError, match=r"launch of prepare\.flashkda\.a\.sm_90a\.cubin with 2 CTAs"):
         flashkda.fwd(**arguments())

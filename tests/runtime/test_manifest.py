@@ -19,12 +19,12 @@ def refused(raw: object) -> str:
 
 
 def test_a_sound_manifest_keeps_every_value(manifest: Manifest) -> None:
-    assert len(manifest.artifacts) == 12
+    assert len(manifest.artifacts) == 18
     assert manifest.contract.record.bytes == 13600
     assert [field.name for field in manifest.contract.record.fields][-1] == "beta_sigmoid"
     first = manifest.artifacts[0]
-    assert (first.kernel, first.bv, first.parameters[0].name, first.pdl) == ("prepare", None, "q", False)
-    assert manifest.artifacts[1].bv == 32
+    assert (first.kernel, first.bv, first.record_order, first.parameters[0].name) == ("prepare", None, "a", "q")
+    assert [(found.bv, found.record_order) for found in manifest.artifacts[1:4]] == [(16, "a"), (None, "b"), (32, "b")]
 
 
 def test_every_field_is_required_and_no_other_is_allowed(raw_manifest: dict[str, Any]) -> None:
@@ -77,6 +77,11 @@ def test_bytes_that_are_no_text_are_refused() -> None:
         ("file", "prepare.cubin\n"),
         ("kernel", "decode"),
         ("bv", 32),
+        ("record_order", None),
+        ("record_order", ""),
+        ("record_order", "c"),
+        ("record_order", "A"),
+        ("record_order", ["a"]),
         ("size", "1234"),
         ("size", 0),
         ("size", True),
@@ -87,7 +92,6 @@ def test_bytes_that_are_no_text_are_refused() -> None:
         ("units_per_cta", None),
         ("dynamic_shared_memory", -1),
         ("least_driver", "525.60"),
-        ("pdl", 1),
         ("compute_capabilities", []),
         ("compute_capabilities", ["sm_90"]),
         ("parameters", {}),
@@ -120,12 +124,22 @@ def test_a_recurrence_needs_a_bv_that_divides_the_head_dimension(raw_manifest: d
 
 def test_a_file_listed_twice_is_refused(raw_manifest: dict[str, Any]) -> None:
     raw_manifest["artifacts"].append(raw_manifest["artifacts"][0])
-    assert "prepare.flashkda.sm_90a.cubin is listed twice" in refused(raw_manifest)
+    assert "prepare.flashkda.a.sm_90a.cubin is listed twice" in refused(raw_manifest)
 
 
 def test_two_files_with_one_claim_are_refused(raw_manifest: dict[str, Any]) -> None:
     raw_manifest["artifacts"].append({**raw_manifest["artifacts"][0], "file": "other.cubin"})
     assert "both claim" in refused(raw_manifest)
+
+
+def test_two_prepares_of_one_record_order_are_refused(raw_manifest: dict[str, Any]) -> None:
+    raw_manifest["artifacts"][2]["record_order"] = "a"
+    assert "both claim to be prepare (numerics flashkda, record order a)" in refused(raw_manifest)
+
+
+def test_two_recurrences_of_one_bv_are_refused_whatever_their_orders(raw_manifest: dict[str, Any]) -> None:
+    raw_manifest["artifacts"][3]["bv"] = 16
+    assert "both claim to be recurrence (numerics flashkda, bv 16)" in refused(raw_manifest)
 
 
 def reordered(parameters: list[dict[str, Any]]) -> None:

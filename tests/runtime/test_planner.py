@@ -42,8 +42,11 @@ def unpack(artifact: Artifact, block: bytes) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("sequences", "heads", "bv"),
-    [(1, 1, 32), (1, 33, 32), (1, 34, 64), (1, 66, 64), (1, 67, 128), (1, 96, 128), (6, 6, 64), (8, 96, 128)],
-)
+    [
+        (1, 1, 16), (1, 16, 16), (1, 17, 32), (1, 33, 32), (1, 34, 64), (1, 66, 64), (1, 67, 128), (1, 96, 128),
+        (2, 8, 16), (6, 6, 64), (8, 96, 128),
+    ],
+)  # fmt: skip
 def test_bv_is_the_smallest_that_gives_each_cta_an_sm(
     manifest: Manifest, variants: Variants, sequences: int, heads: int, bv: int
 ) -> None:
@@ -57,8 +60,8 @@ def test_bv_is_the_smallest_that_gives_each_cta_an_sm(
 @pytest.mark.parametrize(
     ("sequences", "heads", "bv"),
     [
-        (6, 5, 32), (6, 6, 32), (2, 18, 32), (2, 19, 64), (8, 6, 64), (6, 12, 64), (8, 12, 128),
-        (6, 24, 64), (8, 24, 128), (6, 96, 128), (64, 96, 128),
+        (6, 3, 16), (6, 4, 32), (2, 9, 16), (2, 10, 32), (6, 6, 32), (2, 18, 32), (2, 19, 64), (8, 6, 64), (6, 12, 64),
+        (8, 12, 128), (6, 24, 64), (8, 24, 128), (6, 96, 128), (64, 96, 128),
     ],
 )  # fmt: skip
 def test_a_packed_call_counts_on_its_lengths_to_differ(
@@ -69,30 +72,40 @@ def test_a_packed_call_counts_on_its_lengths_to_differ(
 
 def test_sequences_of_one_length_get_the_smallest_bv_whose_grid_fits(manifest: Manifest, variants: Variants) -> None:
     for heads in range(1, 600):
-        fitting = [bv for bv in (32, 64, 128) if heads * 128 // bv <= H200]
+        fitting = [bv for bv in (16, 32, 64, 128) if heads * 128 // bv <= H200]
         for problem in (make_problem(heads=heads), make_problem(heads=heads, sequences=1)):
             plan = make_plan(problem, manifest.contract, variants, H200)
             assert plan.bv == (fitting[0] if fitting else 128)
 
 
-@pytest.mark.parametrize("bv", [32, 64, 128])
+@pytest.mark.parametrize("bv", [16, 32, 64, 128])
 def test_a_requested_bv_wins_over_the_rule(manifest: Manifest, variants: Variants, bv: int) -> None:
     assert make_plan(make_problem(heads=96, bv=bv), manifest.contract, variants, H200).bv == bv
 
 
-@pytest.mark.parametrize("bv", [0, 16, 256, -32])
+@pytest.mark.parametrize("bv", [0, 8, 256, -32])
 def test_a_bv_that_was_not_compiled_is_refused_with_the_choice(manifest: Manifest, variants: Variants, bv: int) -> None:
-    with pytest.raises(ArgumentError, match="32, 64, 128"):
+    with pytest.raises(ArgumentError, match="16, 32, 64, 128"):
         make_plan(make_problem(bv=bv), manifest.contract, variants, H200)
 
 
 def test_the_choice_of_bv_comes_from_the_variants_alone(manifest: Manifest, variants: Variants) -> None:
-    narrow = variants.recurrence[32]._replace(bv=16)
-    more = Variants(variants.prepare, {16: narrow, **variants.recurrence})
-    assert make_plan(make_problem(heads=16), manifest.contract, more, H200).bv == 16
+    narrow = variants.recurrence[32]._replace(bv=8)
+    more = Variants(variants.prepare, {8: narrow, **variants.recurrence})
+    assert make_plan(make_problem(heads=8), manifest.contract, more, H200).bv == 8
     only = Variants(variants.prepare, {64: variants.recurrence[64]})
     assert make_plan(make_problem(heads=1), manifest.contract, only, H200).bv == 64
     assert make_plan(make_problem(heads=96), manifest.contract, only, H200).bv == 64
+
+
+@pytest.mark.parametrize(("bv", "order"), [(16, "a"), (32, "b"), (64, "b"), (128, "b"), (None, "a")])
+def test_prepare_writes_records_in_the_order_that_the_recurrence_reads(
+    manifest: Manifest, variants: Variants, bv: int | None, order: str
+) -> None:
+    plan = make_plan(make_problem(bv=bv), manifest.contract, variants, H200)
+    assert plan.prepare is not None and plan.recurrence is not None
+    assert plan.prepare.artifact == variants.prepare[order]
+    assert plan.recurrence.artifact.record_order == order
 
 
 @pytest.mark.parametrize(
@@ -197,18 +210,6 @@ def test_without_tokens_nothing_is_prepared_and_only_states_are_written(
     assert (plan.recurrence is not None) == launches_recurrence
 
 
-def test_recurrence_overlaps_only_a_prepare_launched_in_front_of_it(manifest: Manifest, variants: Variants) -> None:
-    def overlap(problem: Problem, variants: Variants) -> bool:
-        launch = make_plan(problem, manifest.contract, variants, H200).recurrence
-        assert launch is not None
-        return launch.overlap
-
-    assert overlap(make_problem(), variants)
-    assert not overlap(make_problem(seqlen=0, final_dtype=1), variants)
-    serial = {bv: artifact._replace(pdl=False) for bv, artifact in variants.recurrence.items()}
-    assert not overlap(make_problem(), Variants(variants.prepare, serial))
-
-
 @pytest.mark.parametrize(
     "problem",
     [
@@ -227,11 +228,12 @@ def test_numbers_past_32_bits_are_refused(manifest: Manifest, variants: Variants
 
 
 def test_kernels_with_other_parameters_are_refused(manifest: Manifest, variants: Variants) -> None:
-    first, second, *rest = variants.prepare.parameters
+    prepare = variants.prepare["a"]
+    first, second, *rest = prepare.parameters
     swapped = (second._replace(offset=0), first._replace(offset=8), *rest)
-    lacking = variants.prepare.parameters[:-1]
-    retyped = (*variants.prepare.parameters[:-1], variants.prepare.parameters[-1]._replace(type="i32"))
+    lacking = prepare.parameters[:-1]
+    retyped = (*prepare.parameters[:-1], prepare.parameters[-1]._replace(type="i32"))
     for parameters in (swapped, lacking, retyped):
-        other = Variants(variants.prepare._replace(parameters=parameters), variants.recurrence)
+        other = Variants({"a": prepare._replace(parameters=parameters)}, variants.recurrence)
         with pytest.raises(ArtifactError, match="agree"):
             make_plan(make_problem(), manifest.contract, other, H200)

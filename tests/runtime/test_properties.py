@@ -307,11 +307,11 @@ def test_what_is_no_number(make: Any, cuda: Any, name: str, value: Any, after: i
 @quietly
 @given(
     bv=st.integers() | st.floats() | st.booleans() | NO_NUMBERS.filter(lambda value: value is not None)
-    | st.sampled_from([0, 16, 31, 33, 32.0, 64.0, Fraction(32), 32 + 0j, 10**5000, "32"]),
+    | st.sampled_from([0, 8, 16, 31, 33, 32.0, 64.0, Fraction(32), 32 + 0j, 10**5000, "32"]),
     after=AFTER,
 )  # fmt: skip
 def test_any_bv(make: Any, cuda: Any, bv: Any, after: int) -> None:
-    if type(bv) is int and bv in (32, 64, 128):
+    if type(bv) is int and bv in (16, 32, 64, 128):
         flashkda.fwd(**(make() | {"bv": bv}))
     else:
         assert_refused(cuda, make() | {"bv": 32}, "bv", bv, after=after)
@@ -371,7 +371,7 @@ def test_any_combination_of_pools_and_checkpoints(make: Any, cuda: Any, given: s
 @given(
     seqlen=st.integers(0, 40), heads=st.integers(0, 3), sequences=st.integers(1, 5), present=st.sets(
         st.sampled_from(OPTIONAL)
-    ), state=st.sampled_from([torch.bfloat16, torch.float32]), bv=st.sampled_from([None, 32, 64, 128]),
+    ), state=st.sampled_from([torch.bfloat16, torch.float32]), bv=st.sampled_from([None, 16, 32, 64, 128]),
 )  # fmt: skip
 def test_every_sound_call_is_launched_with_its_own_sizes(
     make: Any, cuda: Any, seqlen: int, heads: int, sequences: int, present: set[str], state: Any, bv: int | None
@@ -388,9 +388,10 @@ def test_every_sound_call_is_launched_with_its_own_sizes(
     sound |= {name: None for name in (*OPTIONAL, "checkpoint_every") if name not in present}
     flashkda.fwd(**sound)
     tiles = seqlen // 16 + sequences if "cu_seqlens" in present else -(-seqlen // 16)
-    expected = [] if not seqlen or not heads else ["entry_prepare_None"]
+    bv = bv or 16
+    expected = [] if not seqlen or not heads else [f"entry_prepare_{'a' if bv == 16 else 'b'}"]
     if heads and (seqlen or "final_state" in present):
-        expected.append(f"entry_recurrence_{bv or 32}")
+        expected.append(f"entry_recurrence_bv{bv}")
     assert [launch.entry for launch in cuda.launches] == expected
     for launch in cuda.launches:
         sizes = [launch.values[name] for name in ("seqlen", "num_heads", "num_seqs", "total_tiles")]

@@ -1,7 +1,7 @@
 """The table of kernels: one row a compiled variant. Importable without the DSL."""
 
 from ..spec import KernelSpec
-from .layout import PREPARE_CTAS_PER_SM, PREPARE_SHARED_MEMORY, PREPARE_WARPS, RecurrenceLayout
+from .layout import PREPARE_CTAS_PER_SM, PREPARE_SHARED_MEMORY, PREPARE_WARPS, SCHEDULES, RecurrenceLayout
 
 _PREPARE = (
     *((name, "pointer") for name in ("q", "k", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "workspace")),
@@ -30,10 +30,10 @@ def _recurrence(bv: int) -> KernelSpec:
         kernel="recurrence",
         bv=bv,
         numerics="flashkda",
+        record_order=layout.record_order,
         threads=layout.threads,
         units_per_cta=1,
         dynamic_shared_memory=layout.shared_memory,
-        pdl=False,
         min_ctas_per_sm=layout.ctas_per_sm,
         parameters=_RECURRENCE,
         module="flashkda_build.kernels.recurrence",
@@ -41,19 +41,20 @@ def _recurrence(bv: int) -> KernelSpec:
     )
 
 
-KERNELS = (
-    KernelSpec(
+def _prepare(record_order: str) -> KernelSpec:
+    return KernelSpec(
         kernel="prepare",
         bv=None,
         numerics="flashkda",
+        record_order=record_order,
         threads=32 * PREPARE_WARPS,
         units_per_cta=PREPARE_WARPS,
         dynamic_shared_memory=PREPARE_SHARED_MEMORY,
-        pdl=False,
         min_ctas_per_sm=PREPARE_CTAS_PER_SM,
         parameters=_PREPARE,
         module="flashkda_build.kernels.prepare",
         options={"sm_90a": _O2},  # on the others it spills a register
-    ),
-    *(_recurrence(bv) for bv in (32, 64, 128)),
-)
+    )
+
+
+KERNELS = (*(_prepare(order) for order in "ab"), *(_recurrence(bv) for bv in SCHEDULES))

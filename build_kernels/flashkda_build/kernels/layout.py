@@ -21,13 +21,18 @@ BARRIER_BYTES = 128  # full[stages], empty[stages]
 class Schedule:
     """What steers the order of the recurrence's instructions; results do not depend on it.
 
-    early: blocks of S q_decayed done as soon as their state is new; the others fill latencies at the next step's start.
-    lead: blocks that an operand's load is ahead of its use. mqk, small_loads, barrier, store: the block of the update
-    loop beside which that work off the chain stands. launch_bound: CTAs an SM, as ptxas is told.
+    early: blocks of S q_decayed done as soon as their state is new; the others fill latencies of the next step, the
+    last `defer` of them beside its first updates. lead: blocks that an operand's load is ahead of its use; ahead: the
+    same of the product that an update adds; lag: blocks that the coming chunk's products are behind the updates. mqk,
+    small_loads, barrier, store: the block of the update loop beside which that work off the chain stands (barrier -1:
+    before all of it). launch_bound: CTAs an SM, as ptxas is told.
     """
 
     early: int
+    defer: int
     lead: int
+    ahead: int
+    lag: int
     mqk: int
     small_loads: int
     barrier: int
@@ -35,11 +40,12 @@ class Schedule:
     launch_bound: int
 
 
-#: By BV, the fastest on an H200 of 60 to 290 tried: ptxas's choice of registers moves a chunk by 15 % either way.
+#: By BV, the fastest on an H200 of 190 to 410 tried: ptxas's choice of registers moves a chunk by 15 % either way.
 SCHEDULES = {
-    32: Schedule(early=3, lead=1, mqk=2, small_loads=3, barrier=4, store=5, launch_bound=4),
-    64: Schedule(early=3, lead=2, mqk=2, small_loads=5, barrier=4, store=6, launch_bound=2),
-    128: Schedule(early=4, lead=3, mqk=2, small_loads=5, barrier=5, store=4, launch_bound=2),
+    16: Schedule(early=4, defer=0, lead=3, ahead=3, lag=1, mqk=0, small_loads=4, barrier=0, store=7, launch_bound=1),
+    32: Schedule(early=4, defer=1, lead=5, ahead=5, lag=1, mqk=1, small_loads=4, barrier=1, store=5, launch_bound=2),
+    64: Schedule(early=4, defer=0, lead=5, ahead=3, lag=2, mqk=0, small_loads=4, barrier=2, store=3, launch_bound=2),
+    128: Schedule(early=4, defer=0, lead=2, ahead=1, lag=1, mqk=1, small_loads=4, barrier=1, store=4, launch_bound=2),
 }
 
 
@@ -49,8 +55,10 @@ class RecurrenceLayout:
     def __init__(self, bv: int) -> None:
         self.bv = bv
         self.slices = HEAD_DIM // bv  # CTAs a head
-        self.warps = min(4, bv // 16)  # compute warps, one a scheduler
-        self.blocks = bv // 16 // self.warps  # blocks of 16 value columns a warp
+        self.columns = 8 if bv == 16 else 16  # value columns of a product (columns.py)
+        self.record_order = "a" if self.columns == 8 else "b"
+        self.warps = min(4, bv // self.columns)  # compute warps, one a scheduler
+        self.blocks = bv // self.columns // self.warps  # products' columns a warp
         # Two blocks a warp need more registers than two CTAs an SM leave a thread. So the loader is a whole warpgroup,
         # three of its warps idle, and hands most of its registers over.
         self.compute_registers, self.loader_registers = (224, 32) if bv == HEAD_DIM else (0, 0)

@@ -23,7 +23,7 @@ from .record import (
     MQK,
     Q_DECAYED,
     RECORD_BYTES,
-    TRIANGLE_CORNER,
+    TRIANGLE_PAIR,
 )
 from .sequence import chunks_of, find, offset, packed_tile_base
 
@@ -139,13 +139,34 @@ def _inverse(raw, beta_f16, strict, diagonal, one):
     return [[ptx.f16_to_bf16(x[r][j]) for j in (0, 1)] for r in (0, 1)]
 
 
-def _store_triangle(out, field, words, lane):
+def _fragment(words, order):
+    """Words [row half][column half] as one mma fragment of operand A, or two of operand B (rows are its columns)."""
+    (first, second), (third, fourth) = words
+    return (first, third, second, fourth) if order == "a" else (first, second, third, fourth)
+
+
+def _store_triangle(out, field, words, lane, order):
     """A lower triangular 16x16, words [row half][column half], without the upper right block of zeros."""
-    ptx.store_global(out - Int64(8 * lane), words[1], field)
-    ptx.store_global(out - Int64(12 * lane), (words[0][0],), field + TRIANGLE_CORNER)
+    corner, (lower, inner) = words[0][0], words[1]
+    pair, rest = ((corner, lower), inner) if order == "a" else ((lower, inner), corner)
+    ptx.store_global(out - Int64(8 * lane), pair, field)
+    ptx.store_global(out - Int64(12 * lane), (rest,), field + TRIANGLE_PAIR)
 
 
-def _record(q, q_stride, k, k_stride, g, g_stride, rows, lane, dt_bias, a_log, beta, scale, gate_scale, out, exchange):
+def _store_gates(out, g_total, lane, order):
+    """g_total of channels 4 * lane ... + 3."""
+    if order == "b":
+        ptx.store_global(out, g_total, G_TOTAL)
+        return
+    m, t = lane // 4, lane % 4
+    at = out + Int64(m // 2 * 128 + t * 32 + m % 2 * 8 - 16 * lane)
+    for i in (0, 1):
+        ptx.store_global(at, (g_total[i], g_total[i + 2]), G_TOTAL + 16 * i)
+
+
+def _record(
+    q, q_stride, k, k_stride, g, g_stride, rows, lane, dt_bias, a_log, beta, scale, gate_scale, out, exchange, order,
+):  # fmt: skip
     """All of one record but beta's sigmoid, which is returned. out: the record's address + 16 * lane."""
     a, t = lane // 4, lane % 4
     # everything is in flight before the first use; three tensors would not fit the registers: g waits in shared memory
@@ -159,7 +180,7 @@ def _record(q, q_stride, k, k_stride, g, g_stride, rows, lane, dt_bias, a_log, b
     ptx.copy_async_wait()
     cute.arch.sync_warp()
     g_total = _gate(gates, rows, dt_bias, ptx.ex2_f32(ptx.mul_f32(a_log, Float32(LOG2E))), gate_scale, exchange, lane)
-    ptx.store_global(out, g_total, G_TOTAL)
+    _store_gates(out, g_total, lane, order)
     cute.arch.sync_warp()
 
     scale_b = ptx.pack_bf16(scale, scale)
@@ -176,9 +197,9 @@ def _record(q, q_stride, k, k_stride, g, g_stride, rows, lane, dt_bias, a_log, b
         for j in (0, 1):
             raw[j] = ptx.mma_bf16((kd[0][0], kd[1][0], kd[0][1], kd[1][1]), *ki[j], raw[j])
             m_qk[j] = ptx.mma_bf16((qd[0][0], qd[1][0], qd[0][1], qd[1][1]), *ki[j], m_qk[j])
-        ptx.store_global(out, (*kd[0], *kd[1]), K_DECAYED + 512 * m)
-        ptx.store_global(out, (*qd[0], *qd[1]), Q_DECAYED + 512 * m)
-        ptx.store_global(out, [ptx.transpose(kr[half][j]) for j in (0, 1) for half in (0, 1)], K_RESTORED + 512 * m)
+        restored = [[ptx.transpose(kr[half][j]) for half in (0, 1)] for j in (0, 1)]
+        for field, words in ((K_DECAYED, kd), (Q_DECAYED, qd), (K_RESTORED, restored)):
+            ptx.store_global(out, _fragment(words, order), field + 512 * m)
 
     # masks of a diagonal 8x8 block for this lane's two columns 2t, 2t + 1 in row a
     strict = ptx.half_mask(2 * t - a, 2 * t + 1 - a, "lt")
@@ -186,10 +207,10 @@ def _record(q, q_stride, k, k_stride, g, g_stride, rows, lane, dt_bias, a_log, b
     sigmoid = ptx.sigmoid_f32(beta)
     beta_f16 = [ptx.shuffle(ptx.pack_f16(sigmoid, sigmoid), a + 8 * r) for r in (0, 1)]
     inv = _inverse(raw, beta_f16, strict, ~equal, equal & 0x3C003C00)
-    _store_triangle(out, INV, inv, lane)
+    _store_triangle(out, INV, inv, lane, order)
     keep = strict | equal
     mqk = [[ptx.pack_bf16(m_qk[j][2 * r], m_qk[j][2 * r + 1]) for j in (0, 1)] for r in (0, 1)]
-    _store_triangle(out, MQK, [[mqk[0][0] & keep], [mqk[1][0], mqk[1][1] & keep]], lane)
+    _store_triangle(out, MQK, [[mqk[0][0] & keep], [mqk[1][0], mqk[1][1] & keep]], lane, order)
     return sigmoid
 
 
@@ -212,7 +233,6 @@ def trace(spec):
         groups = (total_tiles + PREPARE_WARPS - 1) // PREPARE_WARPS
         head = cta // groups
         tile = cta % groups * PREPARE_WARPS + warp
-        ptx.grid_launch_dependents()
 
         n = Int32(0)
         batch = Int32(0)
@@ -255,12 +275,14 @@ def trace(spec):
             exchange = cute.arch.get_dyn_smem(cutlass.Int8, 128).toint() + warp * (EXCHANGE_BYTES + GATE_BYTES)
             sigmoid = _record(
                 queries, q_stride_t, keys, k_stride_t, gates, g_stride_t, rows, lane, bias, a_log, beta_value,
-                scale, gate_scale, out, exchange,
+                scale, gate_scale, out, exchange, spec.record_order,
             )  # fmt: skip
             if lane < 16:
                 if token >= rows:
                     sigmoid = Float32(0.0)
                 position = 4 * (token % 8 // 2) + 2 * (token // 8) + token % 2
+                if cutlass.const_expr(spec.record_order == "a"):
+                    position = 2 * (token % 8) + token // 8
                 ptx.store_global_low_half(out + Int64(BETA + 2 * position - 16 * lane), ptx.pack_bf16(sigmoid, sigmoid))
 
     @cute.jit

@@ -120,6 +120,16 @@ def high_bf16(x):
     return asm("{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }", (F32,), (x,))
 
 
+def twice_low(x):
+    """The low half of a word in both halves."""
+    return asm("prmt.b32 $0, $1, $1, 0x1010;", (I32,), (x,))
+
+
+def twice_high(x):
+    """The high half of a word in both halves."""
+    return asm("prmt.b32 $0, $1, $1, 0x3232;", (I32,), (x,))
+
+
 def mul_f16(a, b):
     return asm("mul.rn.f16x2 $0, $1, $2;", (I32,), (a, b))
 
@@ -243,9 +253,9 @@ def transpose(x):
 # --- memory. Addresses are byte addresses: 64 bit in global memory, 32 bit in shared memory
 
 
-def load_global(address, words, kind=I32):
+def load_global(address, words, kind=I32, offset=0):
     """One load of `words` consecutive 32-bit words (1, 2 or 4)."""
-    return _load("ld.global", address, words, kind, 0)
+    return _load("ld.global", address, words, kind, offset)
 
 
 def load_shared(address, words, offset=0, kind=I32):
@@ -319,6 +329,12 @@ def load_matrices_transposed(address, offset=0):
     return asm(text, (I32,) * 4, (address,), effects=True)
 
 
+def load_matrices(address, offset=0):
+    """ldmatrix.x2: two 8x8 matrices of 16-bit elements, lane i < 16 gives the address of row i."""
+    text = f"ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{$0,$1}}, [$2+{offset}];"
+    return asm(text, (I32,) * 2, (address,), effects=True)
+
+
 def copy_async_16(shared_address, global_address, source_bytes, offset=0):
     """16 bytes to shared memory, of which `source_bytes` (0 or 16) are read and the rest are zero."""
     asm(
@@ -345,7 +361,7 @@ def copy_bulk(shared_address, global_address, size, barrier):
     asm(text, (), (shared_address, global_address, size, barrier), effects=True)
 
 
-# --- barriers and the grid
+# --- barriers
 
 
 def barrier_init(barrier, count):
@@ -378,15 +394,6 @@ def barrier_try(barrier, parity):
 def barrier_wait(barrier, parity):
     text = "{ .reg .pred p; L_wait_${:uid}: mbarrier.try_wait.parity.shared.b64 p, [$0], $1; @!p bra L_wait_${:uid}; }"
     asm(text, (), (barrier, parity), effects=True)
-
-
-def grid_wait():
-    """Wait until the grid this one depends on has finished and its writes are visible."""
-    asm("griddepcontrol.wait;", (), (), effects=True)
-
-
-def grid_launch_dependents():
-    asm("griddepcontrol.launch_dependents;", (), (), effects=True)
 
 
 # --- integers

@@ -7,7 +7,7 @@ K_BLOCKS = HEAD_DIM // 16
 K_DECAYED, Q_DECAYED, K_RESTORED = 0, 4096, 8192
 G_TOTAL, INV, MQK, BETA = 12288, 12800, 13184, 13568
 RECORD_BYTES = 13600
-TRIANGLE_CORNER = 256  # in INV and Mqk: where block (0, 0) starts; the two lower blocks come first
+TRIANGLE_PAIR = 256  # in INV and Mqk: bytes of the two blocks that come first, interleaved; the third follows
 
 #: (name, offset, bytes, dtype, shape)
 FIELDS = (

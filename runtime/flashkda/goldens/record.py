@@ -1,8 +1,8 @@
 """The workspace record in plain arrays: undoes, and redoes, the fragment order in which the kernels store it.
 
-Matrices lie in the order of mma.m16n8k16 B fragments: lane = 4*a + t, 32-bit word r of the lane's four, half e of the
-word. Of the lower triangular ones, inv and mqk, only three 8x8 blocks are stored. Values are bits: bf16 as uint16,
-fp32 as uint32.
+Matrices lie in the order of mma.m16n8k16 fragments, by the record order those of operand A or B: lane = 4*a + t, 32-bit
+word r of the lane's four, half e of the word. Of the lower triangular ones, inv and mqk, only three 8x8 blocks are
+stored. Values are bits: bf16 as uint16, fp32 as uint32.
 """
 
 from functools import cache
@@ -30,29 +30,38 @@ def plain_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @cache
-def stored_order(name: str, shape: tuple[int, ...]) -> NDArray[np.intp]:
+def stored_order(name: str, shape: tuple[int, ...], record_order: str) -> NDArray[np.intp]:
     """For each stored element of a field, its flat index in the row-major array of `plain_shape`."""
-    if name in ("k_decayed", "q_decayed"):
-        m, a, t, r, e = np.indices((HEAD_DIM // 16, 8, 4, 4, 2))
-        row, column = a + 8 * (r >> 1), 16 * m + 4 * t + 2 * (r & 1) + e
-    elif name == "k_restored":
-        m, a, t, r, e = np.indices((HEAD_DIM // 16, 8, 4, 4, 2))
-        row, column = 2 * t + e + 8 * (r & 1), 16 * m + 4 * (a >> 1) + 2 * (r >> 1) + (a & 1)
-    elif name in _TRIANGLES:
-        # words 2 and 3 of every lane (rows 8 ... 15), then word 0; word 1 is the block of zeros
-        a, t, r, e = np.indices((8, 4, 2, 2))
-        lower = (CHUNK * (a + 8) + 2 * t + e + 8 * r).ravel()
+    if name in _TRIANGLES:
         a, t, e = np.indices((8, 4, 2))
-        return np.concatenate([lower, (CHUNK * a + 2 * t + e).ravel()])
-    elif name == "beta_sigmoid":
-        t, h, e = np.indices((4, 2, 2))
-        return (2 * t + e + 8 * h).ravel()
+        corner = CHUNK * a + 2 * t + e
+        lower = corner + CHUNK * 8
+        inner = lower + 8
+        # Two blocks side by side, 8 bytes a lane, then the third.
+        pair, rest = ((corner, lower), inner) if record_order == "a" else ((lower, inner), corner)
+        return np.concatenate([np.stack(pair, axis=2).ravel(), rest.ravel()])
+    if name == "g_total":
+        if record_order == "b":
+            return np.arange(HEAD_DIM)
+        pair_of_blocks, t, i, m, j = np.indices((HEAD_DIM // 32, 4, 2, 2, 2))
+        return (32 * pair_of_blocks + 16 * m + 4 * t + i + 2 * j).ravel()
+    if name == "beta_sigmoid":
+        if record_order == "b":
+            t, h, e = np.indices((4, 2, 2))
+            return (2 * t + e + 8 * h).ravel()
+        a, h = np.indices((8, 2))
+        return (a + 8 * h).ravel()
+    m, a, t, r, e = np.indices((HEAD_DIM // 16, 8, 4, 4, 2))
+    # A fragment's words go down the rows first, those of two B fragments along them.
+    rows, columns = (r & 1, r >> 1) if record_order == "a" else (r >> 1, r & 1)
+    if name == "k_restored":  # transposed
+        row, column = 2 * t + e + 8 * columns, 16 * m + 4 * (a >> 1) + 2 * rows + (a & 1)
     else:
-        return np.arange(int(np.prod(shape)))
+        row, column = a + 8 * rows, 16 * m + 4 * t + 2 * columns + e
     return (row * shape[1] + column).ravel()
 
 
-def decode_records(raw: NDArray[np.uint8], record: Record) -> dict[str, Bits]:
+def decode_records(raw: NDArray[np.uint8], record: Record, record_order: str) -> dict[str, Bits]:
     """Bytes of n records -> the record's arrays by field name, each [n, *plain_shape]."""
     rows = np.ascontiguousarray(raw).reshape(-1, record.bytes)
     arrays: dict[str, Bits] = {}
@@ -60,18 +69,18 @@ def decode_records(raw: NDArray[np.uint8], record: Record) -> dict[str, Bits]:
         stored = np.ascontiguousarray(rows[:, field.offset : field.offset + field.bytes]).view(_WORDS[field.dtype])
         shape = plain_shape(field.name, field.shape)
         plain = np.zeros((len(rows), int(np.prod(shape))), dtype=stored.dtype)
-        plain[:, stored_order(field.name, field.shape)] = stored
+        plain[:, stored_order(field.name, field.shape, record_order)] = stored
         arrays[field.name] = plain.reshape(len(rows), *shape)
     return arrays
 
 
-def encode_records(arrays: dict[str, Bits], record: Record) -> NDArray[np.uint8]:
+def encode_records(arrays: dict[str, Bits], record: Record, record_order: str) -> NDArray[np.uint8]:
     """The inverse of `decode_records`; bytes between fields are zero."""
     count = len(next(iter(arrays.values())))
     rows: NDArray[np.uint8] = np.zeros((count, record.bytes), dtype=np.uint8)
     for field in record.fields:
         plain = arrays[field.name].reshape(count, -1)
-        stored = np.ascontiguousarray(plain[:, stored_order(field.name, field.shape)])
+        stored = np.ascontiguousarray(plain[:, stored_order(field.name, field.shape, record_order)])
         rows[:, field.offset : field.offset + field.bytes] = stored.view(np.uint8)
     return rows.reshape(-1)
 

@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashkda.api import fwd
+from flashkda.arguments import TENSORS
 from flashkda.bits import INTEGERS, same_bits
+from flashkda.call import record_order
 from flashkda.goldens.cases import HEAD_DIM, Case
 from flashkda.goldens.digests import Digests, sha256
 from flashkda.goldens.inputs import make_inputs
@@ -24,15 +26,28 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a call wrote: out [B, T, H, 128], final_state [N, H, V, K] or None, and the workspace's bytes."""
+    """What a call wrote: out [B, T, H, 128], final_state [N, H, V, K] or None, and the workspace's bytes.
+
+    The workspace is of `record`s, whose fields lie in `record_order`.
+    """
 
     out: Tensor
     final_state: Tensor | None
     workspace: Tensor
+    record: Record
+    record_order: str
+
+    def records(self) -> dict[str, NDArray[np.generic]]:
+        """The workspace in plain arrays."""
+        return decode_records(bits(self.workspace), self.record, self.record_order)
 
     def same_bits(self, other: "Result") -> bool:
-        """Whether all three are equal bit for bit."""
-        pairs = ((self.out, other.out), (self.final_state, other.final_state), (self.workspace, other.workspace))
+        """Whether all three are equal bit for bit, the records' values in whatever order they lie."""
+        pairs = [(self.out, other.out), (self.final_state, other.final_state)]
+        if self.record_order == other.record_order:
+            pairs.append((self.workspace, other.workspace))
+        elif not all(map(np.array_equal, self.records().values(), other.records().values())):
+            return False
         return all((a is None and b is None) or (a is not None and b is not None and same_bits(a, b)) for a, b in pairs)
 
 
@@ -57,20 +72,22 @@ def run_case(case: Case, tensors: dict[str, Tensor], record: Record, bv: int | N
         shape = (len(case.sequences), case.H, HEAD_DIM, HEAD_DIM)
         final_state = _filled(int(np.prod(shape)) * dtype.itemsize, _OUT_FILL, q.device).view(dtype).view(shape)
     workspace = _filled(case.H * tile_bases(case)[1] * record.bytes, _WORKSPACE_FILL, q.device)
+    given = tensors | {"out": out, "workspace": workspace}
+    order = record_order([given.get(name) for name in TENSORS], case.scale, case.lower_bound, bv)
     fwd(
         q, tensors["k"], tensors["v"], tensors["g"], tensors["beta"], case.scale, out, tensors["A_log"],
         tensors["dt_bias"], case.lower_bound, initial_state=tensors.get("initial_state"), final_state=final_state,
         cu_seqlens=tensors.get("cu_seqlens"), workspace=workspace, bv=bv,
     )  # fmt: skip
-    return Result(out, final_state, workspace)
+    return Result(out, final_state, workspace, record, order)
 
 
-def wrong_digests(case: Case, result: Result, record: Record, digests: Digests) -> list[str]:
+def wrong_digests(case: Case, result: Result, digests: Digests) -> list[str]:
     """Names of the results whose bits are not the golden's."""
     wrong = [] if sha256(bits(result.out)) == digests.out else ["out"]
     if result.final_state is not None and sha256(bits(result.final_state)) != digests.final_state:
         wrong.append("final_state")
-    arrays = as_recorded(case, decode_records(bits(result.workspace), record))
+    arrays = as_recorded(case, result.records())
     expected = digests.workspace
     return wrong + [name for name, array in arrays.items() if expected[name] not in (None, sha256(array))]
 

@@ -3,7 +3,7 @@
 from flashkda_build.expectations import Expectation
 
 EXPECTATIONS = {
-    ("prepare", None): Expectation(counts={"fp32 mul": 1}),
-    ("recurrence", 32): Expectation(counts={"fp32 mul": 1}),
-    ("recurrence", None): Expectation(counts={}),
+    ("prepare", None, "a"): Expectation(counts={"fp32 mul": 1}),
+    ("recurrence", 32, "a"): Expectation(counts={"fp32 mul": 1}),
+    ("recurrence", None, "a"): Expectation(counts={}),
 }
