@@ -21,8 +21,9 @@ class Expectation:
         return {"other matrix": 0, "local memory": 0, **self.counts, **self.per_arch.get(arch, {})}
 
 
-# The chunk loop's body is in the code twice: the compiler sets the last chunk apart, which has no next one.
-_TURNS = 2
+# The chunk loop's body is in the code four times: plain, storing a bf16 or an fp32 checkpoint, and for a last chunk of
+# less than 16 tokens, which has no next one.
+_TURNS = 4
 
 
 def _recurrence(columns: int, turned: int) -> Expectation:
@@ -34,7 +35,7 @@ def _recurrence(columns: int, turned: int) -> Expectation:
     eights = columns // 8
     return Expectation(
         counts={
-            "HMMA.16816.F32.BF16": eights * (8 + _TURNS * (1 + 8 + 1 + 8) + 8),
+            "HMMA.16816.F32.BF16": eights * (8 + _TURNS * (1 + 8 + 1 + 8) + (_TURNS - 1) * 8),
             "HMMA.16816.F16": 0,
             "MUFU.EX2": 0,
             "MUFU.TANH": 0,
@@ -53,9 +54,9 @@ def _recurrence(columns: int, turned: int) -> Expectation:
 
 # 16 columns at once: of each 16 the output tile, 4 words a lane.
 _TURNED_16 = _TURNS * 4
-# 8 columns at once: (V - u1) * b and u, 2 words each; the state, 16 words, for the first chunk's products, in the loop
-# for the next one's, and whenever it is read (2 dtypes) or written (checkpoints and final state, 2 each).
-_TURNED_8 = 16 + _TURNS * (2 + 2) + 16 + 16 * (2 + 2 * 2)
+# 8 columns at once: (V - u1) * b and u, 2 words each; the state, 16 words, for the first chunk's products (and the
+# first checkpoint), in the loop for the next one's, where it is read (2 dtypes) and for the final state.
+_TURNED_8 = 16 + _TURNS * (2 + 2) + (_TURNS - 1) * 16 + 16 * (2 + 1)
 
 # One warp makes one record: 16 rows, each lane 4 channels of the gate, 2 rows x 4 channels of each block of 16. The two
 # orders differ in where the words go.

@@ -136,7 +136,7 @@ class _Columns:
         """One chunk: output and state update from `stage`, and the coming chunk's products from `ahead`.
 
         Stores `rows` rows of output (None: all 16). -> whether the stage after `ahead` is full, which is asked in the
-        middle of the work because the answer takes longer than the loop's end can hide.
+        middle of the work because the answer takes longer than the loop's end can hide; the new state as operands.
         """
         schedule = self.schedule
         if schedule.barrier < 0:
@@ -190,7 +190,7 @@ class _Columns:
                     words = [ptx.add_bf16(x, y) for x, y in zip(self._pack(o[b]), o2[b], strict=True)]
                     self.store(words, out_row, out_half, b, rows)
         self._keep(next_u1, next_o)
-        return ready
+        return ready, operands
 
     def _store_row(self, word, second_half, out_row, out_half, offset, rows):
         row, address = (self.a + 8, out_row + out_half) if second_half else (self.a, out_row)
@@ -268,10 +268,15 @@ class SixteenColumns(_Columns):
         state[b * 32 + 4 * m + 2 + r] = hi
 
     @staticmethod
-    def channels(state, b, r, m, zero):
+    def words_of(state, operands=None):
+        """The words that `channels` takes its own from."""
+        return state
+
+    @staticmethod
+    def channels(words, b, r, m, zero):
         # Copies. A vector store of the state's own registers would have them paired for it, and moved about at each
         # turn of the loop (40 ... 190 instructions). `zero` is 0, but not to the compiler's knowledge.
-        return state[b * 32 + 4 * m + r] ^ zero, state[b * 32 + 4 * m + 2 + r] ^ zero
+        return words[b * 32 + 4 * m + r] ^ zero, words[b * 32 + 4 * m + 2 + r] ^ zero
 
 
 class EightColumns(_Columns):
@@ -346,5 +351,12 @@ class EightColumns(_Columns):
         state[2 * m], state[2 * m + 1] = ptx.transpose(lo), ptx.transpose(hi)
 
     @staticmethod
-    def channels(state, b, r, m, zero):
-        return ptx.transpose(state[2 * m]), ptx.transpose(state[2 * m + 1])
+    def words_of(state, operands=None):
+        """The words that `channels` takes its own from: the state as operands, which a step has at hand."""
+        if operands is None:
+            return [ptx.transpose(state[i]) for i in range(2 * K_BLOCKS)]
+        return [word for (block,) in operands for word in block]
+
+    @staticmethod
+    def channels(words, b, r, m, zero):
+        return words[2 * m], words[2 * m + 1]

@@ -40,12 +40,12 @@ class Schedule:
     launch_bound: int
 
 
-#: By BV, the fastest on an H200 of 190 to 410 tried: ptxas's choice of registers moves a chunk by 15 % either way.
+#: By BV, the fastest on an H200 of 60 to 130 tried: ptxas's choice of registers moves a chunk by 15 % either way.
 SCHEDULES = {
-    16: Schedule(early=4, defer=0, lead=3, ahead=3, lag=1, mqk=0, small_loads=4, barrier=0, store=7, launch_bound=1),
-    32: Schedule(early=4, defer=1, lead=5, ahead=5, lag=1, mqk=1, small_loads=4, barrier=1, store=5, launch_bound=2),
-    64: Schedule(early=4, defer=0, lead=5, ahead=3, lag=2, mqk=0, small_loads=4, barrier=2, store=3, launch_bound=2),
-    128: Schedule(early=4, defer=0, lead=2, ahead=1, lag=1, mqk=1, small_loads=4, barrier=1, store=4, launch_bound=2),
+    16: Schedule(early=6, defer=0, lead=5, ahead=2, lag=1, mqk=0, small_loads=2, barrier=0, store=6, launch_bound=4),
+    32: Schedule(early=4, defer=2, lead=3, ahead=5, lag=2, mqk=2, small_loads=3, barrier=0, store=6, launch_bound=1),
+    64: Schedule(early=5, defer=1, lead=3, ahead=3, lag=1, mqk=3, small_loads=3, barrier=-1, store=5, launch_bound=2),
+    128: Schedule(early=4, defer=1, lead=4, ahead=2, lag=1, mqk=3, small_loads=4, barrier=0, store=4, launch_bound=2),
 }
 
 

@@ -31,6 +31,7 @@ def trace(spec):
     layout = RecurrenceLayout(spec.bv)
     STAGES = layout.stages
     form = EightColumns if layout.columns == 8 else SixteenColumns
+    words_of = form.words_of
 
     @cute.jit
     def load_state(state, address, first, dtype):
@@ -49,16 +50,20 @@ def trace(spec):
                 form.put_channels(state, b, r, m, ptx.pack_bf16(x[0], x[1]), ptx.pack_bf16(x[2], x[3]))
 
     @cute.jit
-    def store_state(state, address, first, dtype, zero):
-        """The lane's part of a state to `address`, whose element `first` is its first; dtype 0 stores nothing."""
+    def store_state(state, at, dtype, zero):
+        """The lane's part of a state, from address `at` on; dtype 0 stores nothing."""
+        words = form.words_of(state)
         if dtype == 1:
-            at = address + 2 * first
-            for b, r, m, element in _channels(layout):
-                ptx.store_global(at, form.channels(state, b, r, m, zero), 2 * element)
+            store_words(words, at, 1, zero)
         if dtype == 2:
-            at = address + 4 * first
-            for b, r, m, element in _channels(layout):
-                lo, hi = form.channels(state, b, r, m, zero)
+            store_words(words, at, 2, zero)
+
+    def store_words(words, at, dtype, zero):
+        for b, r, m, element in _channels(layout):
+            lo, hi = form.channels(words, b, r, m, zero)
+            if dtype == 1:
+                ptx.store_global(at, (lo, hi), 2 * element)
+            else:
                 x = (ptx.low_bf16(lo), ptx.high_bf16(lo), ptx.low_bf16(hi), ptx.high_bf16(hi))
                 ptx.store_global(at, x, 4 * element)
 
@@ -201,47 +206,67 @@ def trace(spec):
                 stage, ahead = ring, ring + layout.stage
                 stage_full, ahead_full = full, full + 8
                 parity = Int32(0)
-                # One turn without checkpoints; with them, a turn stores the state and does the chunks to the next one.
-                turns, count, left = Int32(1), length // 16, length // 16
-                row, row_end = Int32(0), Int32(0)
+                # Without checkpoints, one turn of all whole chunks. With them, a turn for each but the first, at whose
+                # end one more chunk stores the state that it makes, and a last turn of what is left.
+                stores, count, rest = Int32(0), length // 16, Int32(0)
+                element_bytes = Int64(checkpoint_dtype) * 2
+                checkpoint, checkpoint_bytes = checkpoints, element_bytes * checkpoint_stride_n
                 if checkpoint_dtype != 0:
-                    count = checkpoint_chunks
-                    turns = (chunks + count - 1) // count
-                    row = n * turns
-                    row_end = row + turns
+                    rows = (chunks + checkpoint_chunks - 1) // checkpoint_chunks
+                    row, row_end = n * rows, (n + 1) * rows
                     if checkpoint_cu_starts != Int64(0):
                         # may begin before row 0; no sequence has 2**30 checkpoints
                         row = offset(checkpoint_cu_starts, n, checkpoint_starts_is_int64, num_checkpoints, -(2**30))
                         row_end = offset(checkpoint_cu_starts, n + 1, checkpoint_starts_is_int64, num_checkpoints)
                     if row_end > num_checkpoints:
                         row_end = num_checkpoints
-                ptx.barrier_wait(ahead_full, parity)
-                for _ in cutlass.range(turns, unroll=1):
+                    checkpoint += element_bytes * (Int64(row) * checkpoint_stride_n + within)
                     if row >= 0 and row < row_end:
-                        first = Int64(row) * checkpoint_stride_n + within
-                        store_state(state, checkpoints, first, checkpoint_dtype, zero)
-                    row += 1
-                    if count > left:
-                        count = left
-                    left -= count
-                    for _ in cutlass.range(count, unroll=1):
-                        next_stage, next_full = ahead + layout.stage, ahead_full + 8
-                        if ahead == last:
-                            next_stage, next_full = ring, full
-                            parity ^= 1
-                        ready = step(stage, ahead, next_full, parity, out_row, out_half)
-                        ptx.barrier_arrive(stage_full + 8 * STAGES)
-                        out_row += 2 * out_half
-                        stage, stage_full = ahead, ahead_full
-                        ahead, ahead_full = next_stage, next_full
-                        # At the very end of the turn: anywhere else the answer would be waited for, or split the
-                        # schedule.
-                        if ready == 0:
-                            ptx.barrier_wait(next_full, parity)
+                        store_state(state, checkpoint, checkpoint_dtype, zero)
+                    begin_store, end_store = Int32(1), rows
+                    if begin_store < -row:
+                        begin_store = -row
+                    if end_store > row_end - row:
+                        end_store = row_end - row
+                    if begin_store < end_store:
+                        stores = end_store - begin_store
+                        rest = count - (end_store - 1) * checkpoint_chunks
+                        count = begin_store * checkpoint_chunks - 1
+                        checkpoint += checkpoint_bytes * Int64(begin_store)
+                stores_fp32 = Int32(0)
+                if checkpoint_dtype == 2:
+                    stores_fp32 = stores
+                stores_bf16 = stores - stores_fp32
+                ptx.barrier_wait(ahead_full, parity)
+                for turn in cutlass.range(stores + 1, unroll=1):
+                    # A chunk that stores has code of its own for each dtype: behind a branch the stores would not hide.
+                    times = (count, Int32(turn < stores_bf16), Int32(turn < stores_fp32))
+                    for stored_dtype in cutlass.range_constexpr(3):
+                        for _ in cutlass.range(times[stored_dtype], unroll=1):
+                            next_stage, next_full = ahead + layout.stage, ahead_full + 8
+                            if ahead == last:
+                                next_stage, next_full = ring, full
+                                parity ^= 1
+                            ready, operands = step(stage, ahead, next_full, parity, out_row, out_half)
+                            ptx.barrier_arrive(stage_full + 8 * STAGES)
+                            out_row += 2 * out_half
+                            stage, stage_full = ahead, ahead_full
+                            ahead, ahead_full = next_stage, next_full
+                            if cutlass.const_expr(stored_dtype > 0):
+                                store_words(words_of(state, operands), checkpoint, stored_dtype, zero)
+                                checkpoint += checkpoint_bytes
+                            # At the very end of the turn: anywhere else the answer would be waited for, or split the
+                            # schedule.
+                            if ready == 0:
+                                ptx.barrier_wait(next_full, parity)
+                    count = checkpoint_chunks - 1
+                    if turn + 1 == stores:
+                        count = rest
                 if length % 16 > 0:
                     step(stage, ahead, full, parity, out_row, out_half, length % 16)
 
-            store_state(state, final_state, Int64(slot) * final_stride_n + within, final_dtype, zero)
+            final = Int64(slot) * final_stride_n + within
+            store_state(state, final_state + 2 * Int64(final_dtype) * final, final_dtype, zero)
 
     @cute.jit
     def host(
