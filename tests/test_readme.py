@@ -428,7 +428,8 @@ def production(report: dict[str, Any]) -> str:
         assert set(row["ms"]) <= set(STEPS), f"a step that is not in STEPS: {', '.join(row['ms'])}"
         times = [f"{row['ms'][step]['median']:.{1 if row['by'] == 'flashkda' else 0}f}" if step in row["ms"] else ""
                  for step in STEPS]  # fmt: skip
-        text.append(row_of([f"`{row['by']}`", str(row["runs"]), *times]))
+        at_once = f", {row['at_once']} at once" if row.get("at_once") else ""
+        text.append(row_of([f"`{row['by']}`{at_once}", str(row["runs"]), *times]))
     if report["host"]:
         text += ["", f"Microseconds of the host for an eager call (T = {report['host'][0]['shape']}, "
                  f"{report['host'][0]['heads']} heads), both launches included:", ""]  # fmt: skip
@@ -602,6 +603,11 @@ def test_production_figures_are_cold_starts_in_order_and_host_times() -> None:
     assert "| `fla` | 1 |  |  |  |  | 81234 | 83000 |  |" in lines
     assert "Microseconds of the host for an eager call (T = 256, 6 heads), both launches included:" in lines
     assert lines[-1] == "| flashkda.fwd, workspace given | 18.3 | 17.0 to 19.6 |"
+    at_once = {"by": "flashkda", "runs": 8, "at_once": 8, "ms": {"first call": {"median": 20.04}}}
+    with_at_once = production({"header": HEADER, "cold_start": [cold[0], at_once, cold[1]], "host": host}).splitlines()
+    assert [line for line in with_at_once if line not in lines] == [
+        "| `flashkda`, 8 at once | 8 |  |  |  |  | 20.0 |  |  |"
+    ]
     only_host = production({"header": HEADER, "cold_start": [], "host": host})
     assert "Milliseconds" not in only_host and only_host.splitlines()[-1] == lines[-1]
 

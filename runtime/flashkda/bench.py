@@ -83,19 +83,20 @@ def measure(
 def measure_cold_start(
     device: int,
     processes: int,
+    at_once: int,
     peers: Sequence[str] | None,
     tell: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Measure process start to first result in fresh processes; a peer that fails is left out, with the reason.
 
-    processes: of each; the others as in `measure`, the report so far being kept after each process.
-    Raises `FlashKDAError`.
+    processes: of each; at_once: processes of flashkda that are then released together, 0 for none; the others as in
+    `measure`, the report so far being kept after each process, and after those at once. Raises `FlashKDAError`.
     """
     from flashkda.bench_cold import ColdStarts
 
     bench = _Bench(device, ())
-    starts = ColdStarts(device, processes, peers)
+    starts = ColdStarts(device, processes, at_once, peers)
 
     def report(progress: str | None) -> dict[str, Any]:
         bench.left_out = starts.left_out
@@ -130,9 +131,9 @@ def same_bits_everywhere(report: dict[str, Any]) -> bool:
 
 
 def load_report(file: Path) -> dict[str, Any]:
-    """A report that `flashkda bench --json` wrote, also before it had checkpoints or could be incomplete.
+    """A report that `flashkda bench --json` wrote, also before it had checkpoints or processes at once.
 
-    Raises `FlashKDAError`.
+    One from before it could be incomplete is complete. Raises `FlashKDAError`.
     """
     remedy = "write one with flashkda bench --json"
     try:
@@ -144,6 +145,8 @@ def load_report(file: Path) -> dict[str, Any]:
     report["header"].setdefault("complete", True)
     for row in report["rows"]:
         row.setdefault("checkpoint_every", None)
+    for row in report["cold_start"]:
+        row.setdefault("at_once", None)
     return report
 
 

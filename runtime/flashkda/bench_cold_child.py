@@ -1,7 +1,9 @@
 """Runs in a fresh process, as the text of `python -c`: what comes between a context and the first result, step by step.
 
-Arguments: whose ("flashkda", "flash_kda", "fla"), and the device's index. The last line of its output is a JSON object
-of milliseconds by step, in order. Nothing of flashkda may be imported at the top, for its import is one of the steps.
+Arguments: whose ("flashkda", "flash_kda", "fla"), the device's index, and for one of several at once a word: it prints
+that as a line, and waits for a line on its standard input, before the first step and again before it ends. The last
+line of its output, but for that word, is a JSON object of milliseconds by step, in order. Nothing of flashkda may be
+imported at the top, for its import is one of the steps.
 """
 
 import json
@@ -9,7 +11,13 @@ import sys
 import time
 
 
-def main(subject: str, ordinal: int) -> None:
+def wait_for_others(ready: str) -> None:
+    print(ready, flush=True)
+    if not sys.stdin.readline():
+        sys.exit("nobody waits for this process any more")
+
+
+def main(subject: str, ordinal: int, ready: str | None = None) -> None:
     import torch
 
     torch.cuda.set_device(ordinal)
@@ -22,6 +30,8 @@ def main(subject: str, ordinal: int) -> None:
     arguments = (q, k, v, g, beta, dim**-0.5, out, a_log, dt_bias, -5.0)
     steps: dict[str, float] = {}
     torch.cuda.synchronize()
+    if ready is not None:
+        wait_for_others(ready)
     last = time.perf_counter()
 
     def done(step: str) -> None:
@@ -79,7 +89,9 @@ def main(subject: str, ordinal: int) -> None:
         torch.cuda.synchronize()
         done("second call")
     print(json.dumps(steps))
+    if ready is not None:
+        wait_for_others(ready)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

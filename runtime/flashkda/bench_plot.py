@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flashkda.bench_cold import AFTER, TOTAL, in_order
+from flashkda.bench_cold import AFTER, TOTAL, in_order, name_of
 from flashkda.bench_peers import FLA, ORIGINAL, OURS, PEERS
 from flashkda.errors import FlashKDAError
 
@@ -59,9 +59,9 @@ def times_by_bv(rows: list[dict[str, Any]]) -> dict[int | None, list[Point]]:
 
 
 def cold_steps(cold_start: list[dict[str, Any]]) -> dict[str, list[tuple[str, float]]]:
-    """By whose: (step, median ms) of each step up to the first result, in their order."""
+    """By a row's name: (step, median ms) of each step up to the first result, in their order."""
     return {
-        row["by"]: [(step, ms["median"]) for step, ms in in_order(row["ms"]) if step not in (AFTER, TOTAL)]
+        name_of(row): [(step, ms["median"]) for step, ms in in_order(row["ms"]) if step not in (AFTER, TOTAL)]
         for row in cold_start
     }
 
@@ -195,7 +195,10 @@ def _draw_cold_start(axes: Any, cold_start: list[dict[str, Any]]) -> None:
             style = {"va": "center", "ha": "right", "color": "white", "weight": "bold"}
             axes.text(end, place, f"{said} (cut off here) ", **style)
     axes.set_xlim(0, end)
-    names = [f"{row['by']} ({row['runs']} process{'es' if row['runs'] > 1 else ''})" for row in cold_start]
+    names = [
+        name_of(row) + (f" ({row['runs']} process{'es' if row['runs'] > 1 else ''})" if row["at_once"] is None else "")
+        for row in cold_start
+    ]
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     _label(axes, "Cold start: from a context to the first result, median ms", "", "", columns=5)

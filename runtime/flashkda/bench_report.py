@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from flashkda.bench_cold import in_order
+from flashkda.bench_cold import in_order, name_of
 from flashkda.bench_shapes import CHAIN_CYCLES
 
 _COLUMNS = (
@@ -32,7 +32,8 @@ def lines(report: dict[str, Any]) -> list[str]:
     if report["cold_start"]:
         text += ["", "cold start, ms beyond import torch and the context"]
         for row in report["cold_start"]:
-            text.append(f"  {row['by']}, {row['runs']} process{'es' if row['runs'] > 1 else ''}")
+            alone = f", {row['runs']} process{'es' if row['runs'] > 1 else ''}" if row["at_once"] is None else ""
+            text.append(f"  {name_of(row)}{alone}")
             text += [f"    {step:<14}{_spread(times)}" for step, times in in_order(row["ms"])]
     return text
 

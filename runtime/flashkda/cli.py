@@ -67,6 +67,11 @@ def selftest(device: int, as_json: bool) -> None:
     "--processes", default=10, show_default=True, type=click.IntRange(min=1),
     help="Fresh processes of each with --cold-start; fla has one.",
 )  # fmt: skip
+@click.option(
+    "--at-once", default=8, show_default=True, type=click.IntRange(min=0),
+    help="Fresh processes of flashkda with --cold-start that wait until all have a context, and are then released "
+    "together; 0 for none.",
+)  # fmt: skip
 @click.option("--device", default=0, show_default=True, help="Index among the visible CUDA devices.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
@@ -91,6 +96,7 @@ def bench(
     no_peers: bool,
     cold_start: bool,
     processes: int,
+    at_once: int,
     device: int,
     json_file: Path | None,
     plot_file: Path | None,
@@ -131,7 +137,7 @@ def bench(
         if from_files:
             reports = [load_report(file) for file in from_files]
         elif cold_start:
-            reports = [measure_cold_start(device, processes, peers, tell, keep)]
+            reports = [measure_cold_start(device, processes, at_once, peers, tell, keep)]
         else:
             reports = [measure(device, select(tokens, heads, quick), samples, peers, tell, keep)]
         click.echo("\n\n".join("\n".join(lines(report)) for report in reports))

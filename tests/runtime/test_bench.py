@@ -77,9 +77,10 @@ def make_report() -> dict[str, Any]:
     return {"report_version": 1, "header": header, "rows": rows, "host": host, "cold_start": cold}
 
 
-def make_cold_row(by: str, runs: int, steps: dict[str, float]) -> dict[str, Any]:
+def make_cold_row(by: str, runs: int, steps: dict[str, float], at_once: int | None = None) -> dict[str, Any]:
     medians = steps | {"second call": 0.1, "total": sum(steps.values())}
-    return {"by": by, "runs": runs, "ms": {step: US | {"median": ms} for step, ms in medians.items()}}
+    summaries = {step: US | {"median": ms} for step, ms in medians.items()}
+    return {"by": by, "runs": runs, "at_once": at_once, "ms": summaries}
 
 
 @pytest.fixture
@@ -87,6 +88,13 @@ def report_file(tmp_path: Path) -> Path:
     file = tmp_path / "report.json"
     file.write_text(json.dumps(make_report()))
     return file
+
+
+def with_at_once(report: dict[str, Any]) -> dict[str, Any]:
+    """The report with a row of eight processes at once, after the single ones."""
+    alone, *peers = report["cold_start"]
+    at_once = make_cold_row("flashkda", 8, {"import": 9.5, "load": 20.0, "first call": 33.5}, at_once=8)
+    return report | {"cold_start": [alone, at_once, *peers]}
 
 
 def run(*arguments: str) -> Result:
@@ -239,6 +247,27 @@ def test_a_report_from_before_checkpoints_is_still_shown(report_file: Path) -> N
     assert run("--from", str(report_file)).output == "\n".join(shown) + "\n"
 
 
+def test_processes_at_once_are_shown_after_the_single_ones(report_file: Path) -> None:
+    report_file.write_text(json.dumps(with_at_once(make_report())))
+    shown = run("--from", str(report_file)).output.splitlines()
+    heads = ["  flashkda, 10 processes", "  flashkda, 8 at once", "  fla, 1 process"]
+    assert [line for line in shown if line in heads] == heads
+    begin, end = shown.index(heads[1]), shown.index(heads[2])
+    assert any(line.startswith("    total") and "63.00" in line for line in shown[begin:end])
+    assert [*shown[:begin], *shown[end:]] == lines(make_report())
+
+
+def test_a_report_from_before_processes_at_once_is_still_shown(report_file: Path) -> None:
+    report = make_report()
+    shown = lines(report)
+    for row in report["cold_start"]:
+        del row["at_once"]
+    report_file.write_text(json.dumps(report))
+    assert run("--from", str(report_file)).output == "\n".join(shown) + "\n"
+    assert [row["at_once"] for row in load_report(report_file)["cold_start"]] == [None, None]
+    assert "at once" not in "\n".join(shown)
+
+
 def test_a_report_from_before_it_could_be_incomplete_is_complete(report_file: Path) -> None:
     report = make_report()
     del report["header"]["complete"], report["header"]["progress"]
@@ -320,7 +349,7 @@ def test_a_report_that_lacks_something_is_refused_by_name(report_file: Path, tmp
 def test_a_cold_starts_steps_are_shown_in_the_order_in_which_they_happen(report_file: Path) -> None:
     report = make_report()
     steps = ("import", "manifest", "driver", "load", "first call", "total", "second call")
-    report["cold_start"] = [{"by": "flashkda", "runs": 10, "ms": {step: US for step in sorted(steps)}}]
+    report["cold_start"] = [{"by": "flashkda", "runs": 10, "at_once": None, "ms": {step: US for step in sorted(steps)}}]
     shown = lines(report)[-len(steps) :]
     assert [line.split("median")[0].strip() for line in shown] == list(steps)
     assert [step for step, _ in cold_steps(report["cold_start"])["flashkda"]] == list(steps[:5])
@@ -365,7 +394,8 @@ def test_what_cannot_be_a_report_is_refused_by_name(tmp_path: Path) -> None:
             ("--from", "REPORT", *measuring)
             for measuring in (
                 ("--json", "other.json"), ("--tokens", "8"), ("--heads", "1"), ("--quick",), ("--samples", "11"),
-                ("--peer", "fla"), ("--no-peers",), ("--cold-start",), ("--processes", "10"), ("--device", "0"),
+                ("--peer", "fla"), ("--no-peers",), ("--cold-start",), ("--processes", "10"), ("--at-once", "8"),
+                ("--device", "0"),
             )
         ),
     ],
@@ -437,6 +467,21 @@ def test_a_report_is_drawn_again_without_a_gpu(report_file: Path, tmp_path: Path
         "Cold start: from a context to the first result, median ms", "flashkda (10 processes)", "load", "41 ms",
         "fla (1 process)", "import 3.0 s, first call 81.0 s (cut off here)",
     }  # fmt: skip
+
+
+def test_processes_at_once_have_a_bar_of_their_own(report_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = with_at_once(make_report())
+    assert list(cold_steps(report["cold_start"])) == ["flashkda", "flashkda, 8 at once", "fla"]
+    report_file.write_text(json.dumps(report))
+    texts = drawn(tmp_path / "figure.svg", report_file)
+    assert texts >= {"flashkda (10 processes)", "flashkda, 8 at once", "fla (1 process)", "41 ms", "63 ms"}
+    for row in report["cold_start"]:
+        del row["at_once"]
+    del report["cold_start"][1]
+    report_file.write_text(json.dumps(report))
+    older = drawn(tmp_path / "older.svg", report_file)
+    assert older >= {"flashkda (10 processes)", "fla (1 process)", "41 ms"} and "flashkda, 8 at once" not in older
 
 
 def test_figures_without_measurements_are_left_out(report_file: Path, tmp_path: Path) -> None:

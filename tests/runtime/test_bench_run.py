@@ -473,10 +473,10 @@ def test_a_cold_start_reports_each_step_and_their_sum(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         bench_cold, "run_child", lambda by, device: {"import": 5.0, "first call": 7.0, "second call": 1.0}
     )
-    starts = bench_cold.ColdStarts(0, 3, ())
+    starts = bench_cold.ColdStarts(0, 3, 0, ())
     assert list(starts.run(lambda line: None)) == [f"{done} of 3 processes" for done in (1, 2, 3)]
     (row,) = starts.rows()
-    assert row["runs"] == 3
+    assert (row["runs"], row["at_once"]) == (3, None)
     assert {step: ms["median"] for step, ms in row["ms"].items()} == {
         "import": 5.0, "first call": 7.0, "second call": 1.0, "total": 12.0,
     }  # fmt: skip
@@ -493,7 +493,7 @@ def test_a_slow_peers_cold_start_is_measured_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(bench_cold, "run_child", run_child)
     monkeypatch.setattr(bench_cold, "find_spec", lambda name: object())
-    starts = bench_cold.ColdStarts(0, 4, ("fla",))
+    starts = bench_cold.ColdStarts(0, 4, 0, ("fla",))
     assert len(list(starts.run(lambda line: None))) == 5
     assert ran == ["flashkda"] * 4 + ["fla"]
     _, row = starts.rows()
@@ -549,7 +549,7 @@ def test_a_peer_whose_process_fails_is_left_out_with_the_reason(
         bench_cold, "run_child", lambda by, device: real(by, device) if by == "fla" else {"import": 5.0}
     )
     monkeypatch.setattr(bench_cold, "find_spec", lambda name: object())
-    starts = bench_cold.ColdStarts(0, 2, ("fla",))
+    starts = bench_cold.ColdStarts(0, 2, 0, ("fla",))
     assert list(starts.run(lambda line: None)) == ["1 of 3 processes", "2 of 3 processes"]
     assert [row["by"] for row in starts.rows()] == ["flashkda"]
     assert starts.left_out == {"fla": "OSError: no such compiler"}
@@ -570,10 +570,15 @@ def test_a_report_of_cold_starts_says_which_peers_are_left_out(
 ) -> None:
     from flashkda import bench_cold
 
-    monkeypatch.setattr(bench_cold, "run_child", lambda by, device: {"import": 5.0, "second call": 1.0})
+    steps = {"import": 5.0, "second call": 1.0}
+    monkeypatch.setattr(bench_cold, "run_child", lambda by, device: steps)
+    monkeypatch.setattr(bench_cold, "run_at_once", lambda count, device: [steps] * count)
     monkeypatch.setattr("flashkda.bench_peers.find_spec", lambda name: None)
     code, report = bench(tmp_path, "--cold-start")
-    assert code == 0 and [(row["by"], row["runs"]) for row in report["cold_start"]] == [("flashkda", 10)]
+    assert code == 0
+    assert [(row["by"], row["runs"], row["at_once"]) for row in report["cold_start"]] == [
+        ("flashkda", 10, None), ("flashkda", 8, 8),
+    ]  # fmt: skip
     assert report["header"]["left_out"] == {"flash_kda": "not installed"} and report["header"]["complete"]
 
 
@@ -593,8 +598,135 @@ def test_cold_starts_that_are_stopped_are_kept(gpu: Any, tmp_path: Path, monkeyp
     words = ["--cold-start", "--processes", "4", "--no-peers", "--json", str(file)]
     assert CliRunner().invoke(main, ["bench", *words]).exit_code == 1
     report = json.loads(file.read_text())
-    assert (report["header"]["complete"], report["header"]["progress"]) == (False, "2 of 4 processes")
+    assert (report["header"]["complete"], report["header"]["progress"]) == (False, "2 of 12 processes")
     assert [(row["by"], row["runs"]) for row in report["cold_start"]] == [("flashkda", 2)]
+
+
+def test_processes_at_once_come_after_the_single_ones_and_before_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashkda import bench_cold
+
+    ran: list[Any] = []
+
+    def run_child(by: str, device: int) -> dict[str, float]:
+        ran.append((by, device))
+        return {"import": 5.0, "first call": 7.0, "second call": 1.0}
+
+    def run_at_once(count: int, device: int) -> list[dict[str, float]]:
+        ran.append((count, device))
+        return [{"import": 5.0 + number, "first call": 7.0, "second call": 1.0} for number in range(count)]
+
+    monkeypatch.setattr(bench_cold, "run_child", run_child)
+    monkeypatch.setattr(bench_cold, "run_at_once", run_at_once)
+    monkeypatch.setattr(bench_cold, "find_spec", lambda name: object())
+    told: list[str] = []
+    starts = bench_cold.ColdStarts(1, 2, 3, ("fla",))
+    assert list(starts.run(told.append)) == [f"{done} of 6 processes" for done in (1, 2, 5, 6)]
+    assert ran == [("flashkda", 1), ("flashkda", 1), (3, 1), ("fla", 1)]
+    assert told[0] == "6 fresh processes, 3 of them at once" and told[3].startswith("5 of 6: flashkda, 3 at once, ")
+    alone, at_once, peer = starts.rows()
+    assert list(alone) == list(at_once) and list(alone["ms"]) == list(at_once["ms"])
+    assert [(row["by"], row["at_once"], row["runs"]) for row in (alone, at_once, peer)] == [
+        ("flashkda", None, 2), ("flashkda", 3, 3), ("fla", None, 1),
+    ]  # fmt: skip
+    assert [at_once["ms"]["total"][key] for key in ("count", "least", "median", "most")] == [3, 12.0, 13.0, 14.0]
+
+
+@pytest.fixture
+def flashkda_of_nothing(torch_of_nothing: Path) -> Path:
+    """A flashkda beside that torch; in the file "log" the one says when its import begins, the other when it is ready.
+
+    Of all processes the first to be ready is so half a second before the others.
+    """
+    log = torch_of_nothing / "log"
+    with (torch_of_nothing / "torch.py").open("a") as file:
+        file.write(
+            textwrap.dedent(f"""
+                import os, time
+                def say(word):
+                    with open({str(log)!r}, "ab", buffering=0) as file:
+                        file.write(word + b"\\n")
+                def synchronize():
+                    torch.cuda.synchronize.side_effect = None
+                    try:
+                        os.close(os.open({str(log)!r} + ".first", os.O_CREAT | os.O_EXCL))
+                    except FileExistsError:
+                        time.sleep(0.5)
+                    say(b"ready")
+                torch.cuda.synchronize.side_effect = synchronize
+                torch.say = say
+            """)
+        )
+    (torch_of_nothing / "flashkda.py").write_text(
+        textwrap.dedent("""
+            import sys
+            from unittest.mock import MagicMock
+            sys.modules["torch"].say(b"begun")
+            sys.modules["flashkda"] = made_up = MagicMock()
+            for name in ("artifacts", "driver", "kernels"):
+                sys.modules[f"flashkda.{name}"] = getattr(made_up, name)
+            made_up.kernels.device_kernels.return_value.variants.recurrence = {16: None}
+        """)
+    )
+    return torch_of_nothing
+
+
+def test_cold_starts_at_once_begin_when_all_have_a_context(flashkda_of_nothing: Path) -> None:
+    from flashkda.bench_cold import run_at_once, run_child
+
+    before = sorted(file.name for file in flashkda_of_nothing.iterdir())
+    measured = run_at_once(4, 0)
+    assert (flashkda_of_nothing / "log").read_text().split() == ["ready"] * 4 + ["begun"] * 4
+    alone = run_child("flashkda", 0)
+    steps = ["import", "manifest", "driver", "load", "first call", "second call"]
+    assert [list(one) for one in measured] == [steps] * 4 == [list(alone)] * 4
+    assert all(sum(one.values()) < 450 for one in measured), "waiting for others was measured"
+    after = {file.name for file in flashkda_of_nothing.iterdir()}
+    assert after - {*before, "__pycache__"} == {"log", "log.first"}
+
+
+def test_cold_starts_at_once_fail_with_what_one_of_them_said(flashkda_of_nothing: Path) -> None:
+    from flashkda.bench_cold import run_at_once
+    from flashkda.errors import FlashKDAError
+
+    with (flashkda_of_nothing / "flashkda.py").open("a") as file:
+        file.write("raise OSError('no such kernels')\n")
+    with pytest.raises(
+        FlashKDAError, match=r"flashkda, 3 at once: process \d failed with code 1: (.|\n)*no such kernels"
+    ):
+        run_at_once(3, 0)
+
+
+def test_cold_starts_at_once_that_take_too_long_are_named(
+    flashkda_of_nothing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashkda import bench_cold
+    from flashkda.errors import FlashKDAError
+
+    with (flashkda_of_nothing / "flashkda.py").open("a") as file:
+        file.write("import time; time.sleep(60)\n")
+    monkeypatch.setattr(bench_cold, "_TIMEOUT_S", 3)
+    with pytest.raises(FlashKDAError, match="2 at once, took longer than 3 s: processes 1, 2 of 2 without a result"):
+        bench_cold.run_at_once(2, 0)
+
+
+def test_cold_starts_at_once_that_fail_end_the_run_and_keep_what_is_measured(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashkda import bench_cold
+    from flashkda.errors import FlashKDAError
+
+    def run_at_once(count: int, device: int) -> list[dict[str, float]]:
+        raise FlashKDAError("no memory for so many")
+
+    monkeypatch.setattr(bench_cold, "run_child", lambda by, device: {"import": 5.0, "second call": 1.0})
+    monkeypatch.setattr(bench_cold, "run_at_once", run_at_once)
+    file = tmp_path / "report.json"
+    words = ["--cold-start", "--processes", "2", "--at-once", "64", "--no-peers", "--json", str(file)]
+    failed = CliRunner().invoke(main, ["bench", *words])
+    assert failed.exit_code == 1 and "no memory for so many" in failed.output
+    report = json.loads(file.read_text())
+    assert report["header"]["progress"] == "2 of 66 processes"
+    assert [(row["runs"], row["at_once"]) for row in report["cold_start"]] == [(2, None)]
 
 
 @pytest.fixture
