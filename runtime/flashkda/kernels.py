@@ -68,9 +68,11 @@ class DeviceKernels:
                     "the kernels are not loaded yet and the current stream is being captured into a CUDA graph, which "
                     f"a load would break; call flashkda.preload({self.facts.ordinal}) before the capture"
                 )
+            # All are read and verified before the first of them reaches the driver.
+            cubins = {artifact: self._folder.read(artifact) for artifact in artifacts if artifact not in _loaded}
             for artifact in artifacts:
-                if artifact not in _loaded:
-                    _loaded[artifact] = Kernel(self._driver, artifact, self._folder.read(artifact))
+                if artifact in cubins:
+                    _loaded[artifact] = Kernel(self._driver, artifact, cubins[artifact])
                 kernel = _loaded[artifact]
                 kernel.finish_on(self.facts.ordinal)
                 self._ready[artifact.file] = kernel

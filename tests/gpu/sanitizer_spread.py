@@ -6,21 +6,25 @@ and the same with racecheck and synccheck; with initcheck and the argument `--we
 cu_seqlens: they let a sequence read records that no tile's owner wrote (in bounds; its result is documented as
 unspecified). Without the allocator's cache every tensor is an allocation of its own, so that an access past it is seen.
 Outputs, and slots that no sequence resumes from, are not prefilled, so that initcheck sees a read of what was never
-written. Exits with 1 if two BV differ.
+written. Exits with 1 if two BV differ, or two ways to make the same call: `flashkda.prefill`, the torch operator, a
+replayed graph, two threads. test_sanitizers.py runs it under all four tools.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+from dataclasses import replace
 
 import torch
-from calls import STATE_DTYPES, Shape, make_tensors
+from calls import NAMES, STATE_DTYPES, Shape, arguments, make_tensors
 from state_calls import StateCall, make
 
 import flashkda
 from flashkda.artifacts import installed
 from flashkda.bits import same_bits
+from flashkda.driver import get_driver
 from flashkda.goldens.cases import HEAD_DIM
 from flashkda.kernels import device_kernels
 
@@ -93,6 +97,103 @@ def run_state_call(case: StateCall, device: torch.device, bv: int | None):
     return owed + [made.pools["checkpoints"].slots[row] for _, _, row in case.checkpoint_rows]
 
 
+def blank(shape: Shape, device: torch.device) -> dict[str, torch.Tensor]:
+    """Uninitialised results and a workspace, of exactly the sizes that the call needs."""
+    size = len(shape.sequences), shape.H, HEAD_DIM, HEAD_DIM
+    needed = shape.H * shape.tiles * installed().manifest.contract.record.bytes
+    return {
+        "out": torch.empty(shape.B, shape.T, shape.H, HEAD_DIM, dtype=torch.bfloat16, device=device),
+        "final_state": torch.empty(size, dtype=STATE_DTYPES[shape.final], device=device),
+        "workspace": torch.empty(needed, dtype=torch.uint8, device=device),
+    }
+
+
+def same_owned(shape: Shape, a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Equal (out, final_state), bit for bit, but for rows of no sequence."""
+    owned = [row for start, end in shape.sequences for row in range(start, end)]
+    rows = (out.view(-1, shape.H, HEAD_DIM)[owned] for out, _ in (a, b))
+    return same_bits(*rows) and same_bits(a[1], b[1])
+
+
+def other_ways(shape: Shape, tensors, bv: int) -> dict[str, bool]:
+    """Whether results of the functional form, with a workspace of its own, and of the operator are those of `fwd`."""
+    from flashkda.torch_operator import fwd as operator
+
+    device = tensors["q"].device
+    first = run(shape, tensors, bv)
+    functional = flashkda.prefill(**arguments(shape, tensors), output_final_state=True, bv=bv)
+    given = blank(shape, device)
+    operator(**arguments(shape, tensors, **given), bv=bv)
+    torch.cuda.synchronize(device)
+    return {
+        "prefill": same_owned(shape, functional, first),
+        "operator": same_owned(shape, (given["out"], given["final_state"]), first),
+    }
+
+
+def replayed(shapes: tuple[Shape, ...], tensors: tuple, bv: int) -> bool:
+    """Whether a graph of the first call, replayed with the contents of each, does as each call does."""
+    driver, device = get_driver(), tensors[0]["q"].device
+    wanted = [run(shape, given, bv) for shape, given in zip(shapes, tensors, strict=True)]
+    static = {name: tensors[0][name].clone() for name in NAMES}
+    given = blank(shapes[0], device)
+    stream = torch.cuda.Stream(device)
+    handle = driver.bindings.CUstream(stream.cuda_stream)
+    torch.cuda.synchronize(device)
+    # Not torch's own graph, which keeps a pool of the allocator that is switched off here.
+    with torch.cuda.stream(stream):
+        driver.call(
+            "cuStreamBeginCapture", handle, driver.bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        )
+        flashkda.fwd(**arguments(shapes[0], static, **given), bv=bv)
+        graph = driver.call("cuStreamEndCapture", handle)
+    executable = driver.call("cuGraphInstantiate", graph, 0)
+    same = True
+    for shape, contents, results in zip(shapes, tensors, wanted, strict=True):
+        for name in NAMES:
+            static[name].copy_(contents[name])
+        torch.cuda.synchronize(device)
+        driver.call("cuGraphLaunch", executable, handle)
+        stream.synchronize()
+        same = same and same_owned(shape, (given["out"], given["final_state"]), results)
+    driver.call("cuGraphExecDestroy", executable)
+    driver.call("cuGraphDestroy", graph)
+    return same
+
+
+def in_two_threads(shapes: tuple[Shape, Shape], device: torch.device, bvs: tuple[int, ...]) -> bool:
+    """Whether calls of two threads, on a stream and with a workspace each, do as they do alone."""
+    tensors = [make_tensors(shape, device) for shape in shapes]
+    wanted = [run(shape, given, None) for shape, given in zip(shapes, tensors, strict=True)]
+    results = [[blank(shape, device) for _ in bvs] for shape in shapes]
+    for runs in results:
+        for given in runs:
+            given["workspace"] = runs[0]["workspace"]
+    torch.cuda.synchronize(device)
+    start, done = threading.Barrier(2), []
+
+    def serve(index: int) -> None:
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            start.wait(60)
+            for bv, given in zip(bvs, results[index], strict=True):
+                flashkda.fwd(**arguments(shapes[index], tensors[index], **given), bv=bv)
+        stream.synchronize()
+        done.append(index)
+
+    threads = [threading.Thread(target=serve, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # A thread that raised has printed why.
+    return sorted(done) == [0, 1] and all(
+        same_owned(shapes[index], (given["out"], given["final_state"]), wanted[index])
+        for index in range(2)
+        for given in results[index]
+    )
+
+
 def main() -> int:
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
         print("set PYTORCH_NO_CUDA_MEMORY_CACHING=1, or accesses past a tensor stay hidden in the allocator's blocks")
@@ -116,6 +217,18 @@ def main() -> int:
             same = all(map(same_bits, first, run_state_call(case, device, bv)))
             wrong += not same
             print(f"state call {number} bv={bv}: {'ok' if same else 'DIFFERS'}", flush=True)
+    # fp32, which is what prefill returns.
+    packed = replace(_PACKED, final="fp32")
+    changed = replace(packed, cu_seqlens=(0, 40, 41, 80, 100), seed=1)
+    contents = make_tensors(packed, device), make_tensors(changed, device)
+    for bv in variants:
+        checks = other_ways(packed, contents[0], bv) | {"graph": replayed((packed, changed), contents, bv)}
+        for what, same in checks.items():
+            wrong += not same
+            print(f"{what} bv={bv}: {'ok' if same else 'DIFFERS'}", flush=True)
+    same = in_two_threads((packed, Shape(T=70, H=3, final="fp32", seed=2)), device, variants)
+    wrong += not same
+    print(f"two threads: {'ok' if same else 'DIFFERS'}", flush=True)
     shape = Shape(T=90, H=2, cu_seqlens=(0, 30, 61, 90), seed=9)
     tensors = make_tensors(shape, device)
     for cu_seqlens in () if "--well-formed" in sys.argv[1:] else WRONG_CU_SEQLENS:

@@ -246,10 +246,11 @@ def assert_served(
         assert_written(given, wanted)
 
 
-def draw_state_call(seed: int, checkpoints: bool) -> StateCall:
-    """A random call on one of `draw_shape`'s shapes, made small enough for a pool of its states."""
+def draw_state_call(seed: int, checkpoints: bool, shape: Shape | None = None) -> StateCall:
+    """A random call on `shape`, or one of `draw_shape`'s, made small enough for a pool of its states."""
     r = random.Random(f"pool {seed}")
-    shape = draw_shape(seed)
+    if shape is None:
+        shape = draw_shape(seed)
     if shape.T * shape.H > 20_000:
         shape = replace(shape, H=1 + seed % 3)
     if shape.cu_seqlens is not None:

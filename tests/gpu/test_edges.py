@@ -1,4 +1,4 @@
-"""Edges: empty calls, poison, wrong cu_seqlens, bad arguments, streams and graphs."""
+"""Edges: empty calls, poison, wrong metadata, bad arguments, streams and graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calls import FILL, STATE_DTYPES, Shape, assert_same, call, filled, make_out, make_tensors  # noqa: E402
+from calls import (  # noqa: E402
+    FILL,
+    STATE_DTYPES,
+    Shape,
+    assert_same,
+    call,
+    filled,
+    make_out,
+    make_tensors,
+    workspace_of,
+)
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from state_calls import StateCall, assert_written, expected, make  # noqa: E402
 
 import flashkda  # noqa: E402
 from flashkda.bits import same_bits  # noqa: E402
@@ -16,7 +29,8 @@ from flashkda.goldens.cases import HEAD_DIM  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-GUARD = 4096
+#: Wider than any tensor here: what misses one by a slot, a head or a sequence still lands in a band.
+BAND = 1 << 20
 PACKED = Shape(T=90, H=3, cu_seqlens=(2, 23, 23, 70, 85), seed=5)
 
 
@@ -109,40 +123,135 @@ WRONG = {
 }
 
 
+#: Sound calls by how their states are kept; each is then given wrong offsets, indices and rows.
+THREE = Shape(T=90, H=2, cu_seqlens=(0, 30, 61, 90), initial="fp32", final="fp32", seed=9)
+POOLED = StateCall(
+    THREE, state_indices=(3, 0, 4), slots=(5, 6), checkpoint_every=16, checkpoint_cu_starts=(0, 2, 4, 6), capacity=7
+)
+SOUND = {
+    "dense": StateCall(THREE),
+    "pools": POOLED,
+    "in_place": replace(
+        POOLED, shape=replace(THREE, initial="bf16", final="bf16", in_place=True), slots=(5, 5),
+        has_initial_state=(True, False, True), checkpoint_dtype="fp32",
+    ),
+}  # fmt: skip
+WRONG_INDICES = [(3, -1, 4), (7, 0, 5), (2**31 - 1, 1, -(2**31)), (2**40, 2**32 + 3, -(2**62))]
+WRONG_ROWS = [(6, 4, 2, 0), (-3, 1, 5, 9), (-(2**31), 2**31 - 1, 3, 2**31 - 1), (2**33, 2**32 + 1, -(2**40), 2**62)]
+
+
+@pytest.fixture(scope="module")
+def sound(device, record):
+    """Each sound call's tensors, and what it must write."""
+    made = {form: make(case, device) for form, case in SOUND.items()}
+    return {form: (given, expected(SOUND[form], given, record)) for form, given in made.items()}
+
+
+def in_bands(parts: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A buffer, and in it a copy of each tensor with a guard band before and behind it."""
+    sizes = {name: part.numel() * part.element_size() for name, part in parts.items()}
+    assert not any(size % 16 for size in sizes.values())
+    buffer = filled(sum(sizes.values()) + BAND * (len(sizes) + 1), next(iter(parts.values())).device)
+    copies, offset = {}, BAND
+    for name, part in parts.items():
+        piece = buffer[offset : offset + sizes[name]]
+        piece.copy_(part.contiguous().view(torch.uint8).flatten())
+        copies[name] = piece.view(part.dtype).view(part.shape)
+        offset += sizes[name] + BAND
+    return buffer, copies
+
+
+def clamped(offsets: tuple[int, ...], most: int) -> tuple[int, ...]:
+    return tuple(min(max(offset, 0), most) for offset in offsets)
+
+
+def assert_only_its_own_is_written(case: StateCall, device, record, bv: int | None) -> None:
+    """A call with wrong metadata changes nothing but its workspace and the rows, slots and checkpoints it points at."""
+    made = make(case, device)
+    # Exactly what the call needs, not the bound: a write past it must show. All ones is NaN.
+    needed = case.shape.H * case.shape.tiles * record.bytes
+    parts = {
+        "out": torch.full_like(made.arguments["out"].view(torch.int16), -1).view(torch.bfloat16),
+        "workspace": torch.full((needed,), 0xFF, dtype=torch.uint8, device=device),
+    }
+    parts |= {name: made.pools[name].slots for name in ("final_state", "checkpoints") if name in made.pools}
+    buffer, given = in_bands(parts)
+    wanted, owned = in_bands(parts)
+    if case.shape.in_place:
+        given["initial_state"] = given["final_state"]
+    flashkda.fwd(**(made.arguments | given), bv=bv)
+    torch.cuda.synchronize(device)
+    # Offsets count as if they were cut to the tokens that there are.
+    case = replace(case, shape=replace(case.shape, cu_seqlens=clamped(case.shape.cu_seqlens, case.shape.T)))
+    own = {
+        "out": {token for n in case.live for token in range(*case.shape.sequences[n])},
+        "final_state": set(case.slots_of(case.live)),
+        "checkpoints": {row for _, _, row in case.checkpoint_rows},
+    }
+    owned["workspace"].copy_(given["workspace"])
+    for name, numbers in own.items():
+        if name in owned and numbers:
+            rows = torch.tensor(sorted(numbers), device=device)
+            # As bytes: a copy of values need not keep those of a NaN.
+            mine, theirs = (one[name].flatten(0, 1) if name == "out" else one[name] for one in (owned, given))
+            mine.view(torch.uint8)[rows] = theirs.view(torch.uint8)[rows]
+    assert same_bits(buffer, wanted)
+
+
+def assert_still_right(form: str, sound, device, bv: int | None) -> None:
+    made, wanted = sound[form]
+    given = made.fresh()
+    flashkda.fwd(**given.arguments, workspace=workspace_of(THREE, device), bv=bv)
+    assert_written(given, wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
 @pytest.mark.parametrize("kind", WRONG)
-def test_wrong_cu_seqlens_write_nothing_outside(kind: str, dtype, device, record, all_bv) -> None:
+def test_wrong_metadata_write_nothing_that_is_not_theirs(kind: str, dtype, sound, device, record, all_bv) -> None:
     if dtype == torch.int32 and kind == "beyond_int32":
         pytest.skip("not an int32")
-    good = Shape(T=90, H=2, cu_seqlens=(0, 30, 61, 90), cu_dtype=dtype, seed=9)
-    tensors = make_tensors(good, device)
-    expected = call(good, tensors, record, None)
-    wrong = {**tensors, "cu_seqlens": torch.tensor(WRONG[kind], dtype=dtype, device=device)}
-    sizes = {
-        "out": tensors["q"].numel() * 2,
-        "final_state": 3 * good.H * HEAD_DIM * HEAD_DIM * 4,
-        # Exactly what the call needs, not the bound: a write past it must show.
-        "workspace": good.H * good.tiles * record.bytes,
-    }
-    for bv in all_bv:
-        # Neighbours in one buffer, so that an access past one tensor lands in a guard band and not in free memory.
-        buffer = filled(sum(sizes.values()) + GUARD * (len(sizes) + 1), device)
-        views, bands, offset = {}, [], 0
-        for name, size in sizes.items():
-            bands.append(buffer[offset : offset + GUARD])
-            views[name] = buffer[offset + GUARD : offset + GUARD + size]
-            offset += GUARD + size
-        bands.append(buffer[offset:])
-        flashkda.fwd(
-            *(wrong[name] for name in ("q", "k", "v", "g", "beta")), good.scale,
-            views["out"].view(torch.bfloat16).view_as(wrong["q"]), wrong["A_log"], wrong["dt_bias"], good.lower_bound,
-            initial_state=wrong["initial_state"],
-            final_state=views["final_state"].view(torch.float32).view(3, good.H, HEAD_DIM, HEAD_DIM),
-            cu_seqlens=wrong["cu_seqlens"], workspace=views["workspace"], bv=bv,
+    choices = list(zip(WRONG_INDICES, WRONG_ROWS, strict=True))[: 3 if dtype == torch.int32 else 4]
+    for form, case in SOUND.items():
+        wrong = replace(case, shape=replace(case.shape, cu_seqlens=WRONG[kind], cu_dtype=dtype))
+        for number, bv in enumerate(all_bv):
+            if form != "dense":
+                indices, rows = choices[number % len(choices)]
+                wrong = replace(
+                    wrong, state_indices=indices, index_dtype=dtype, checkpoint_cu_starts=rows, starts_dtype=dtype
+                )
+            assert_only_its_own_is_written(wrong, device, record, bv)
+            assert_still_right(form, sound, device, bv)
+
+
+@st.composite
+def wrong_calls(draw) -> tuple[str, StateCall]:
+    """A sound call's form, and the call with four offsets, three indices and four rows from anywhere."""
+    form = draw(st.sampled_from(list(SOUND)))
+    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
+    least, most = (-(2**31), 2**31 - 1) if dtype == torch.int32 else (-(2**40), 2**40)
+
+    def numbers(count: int, near: int) -> tuple[int, ...]:
+        one = st.integers(-3, near + 3) | st.integers(-(2**40), 2**40)
+        # int32 has what is nearest.
+        return tuple(min(max(n, least), most) for n in draw(st.lists(one, min_size=count, max_size=count)))
+
+    case = SOUND[form]
+    case = replace(case, shape=replace(case.shape, cu_seqlens=numbers(4, THREE.T), cu_dtype=dtype))
+    if form != "dense":
+        case = replace(
+            case, state_indices=numbers(3, 6), index_dtype=dtype, checkpoint_cu_starts=numbers(4, 7),
+            starts_dtype=dtype,
         )  # fmt: skip
-        torch.cuda.synchronize(device)
-        assert all(untouched(band) for band in bands)
-        assert_same(call(good, tensors, record, bv), expected)
+    return form, case
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@given(wrong=wrong_calls(), choice=st.integers(0, 4))
+def test_drawn_metadata_write_nothing_that_is_not_theirs(wrong, choice: int, sound, device, record, all_bv) -> None:
+    form, case = wrong
+    bv = all_bv[choice % len(all_bv)]
+    assert_only_its_own_is_written(case, device, record, bv)
+    assert_still_right(form, sound, device, bv)
 
 
 def test_a_call_changes_none_of_its_inputs(device, record, all_bv) -> None:
@@ -208,6 +317,133 @@ def test_refused_arguments_leave_the_context_alive(device, record) -> None:
         torch.cuda.synchronize(device)
         assert untouched(arguments["out"])
     assert_same(call(PACKED, tensors, record, None), expected)
+
+
+#: Everything given, so that everything can be wrong.
+WHOLE = StateCall(
+    replace(PACKED, final="fp32"), state_indices=(6, 0, 3, 5), slots=(7, 8),
+    has_initial_state=(True, False, True, True), checkpoint_every=16, checkpoint_cu_starts=(0, 2, 2, 5, 6), capacity=6,
+)  # fmt: skip
+RESULTS = ("out", "final_state", "workspace", "checkpoints")
+ROWS = ("q", "k", "v", "g", "out")
+STATES = ("initial_state", "final_state", "checkpoints")
+INTEGERS = ("cu_seqlens", "state_indices", "checkpoint_cu_starts")
+TENSORS = (*ROWS, *STATES, *INTEGERS, "beta", "A_log", "dt_bias", "has_initial_state", "workspace")
+WRONG_NUMBERS = {
+    "lower_bound": [1, 1.0, -20, -20.0, float("nan"), float("-inf"), None, "-5"],
+    "scale": [float("nan"), float("inf"), 1e39, None],
+    "bv": [0, 8, 48, -16, 16.0, True],
+    "checkpoint_every": [0, 8, 17, -16, 16.0, None],
+}
+
+
+@pytest.fixture(scope="module")
+def whole(device, record):
+    """The tensors of a sound call with a workspace of exactly its size, and what it must write."""
+    made = make(WHOLE, device)
+    needed = WHOLE.shape.H * WHOLE.shape.tiles * record.bytes
+    return made, needed, expected(WHOLE, made, record)
+
+
+def one_of(names, *more) -> st.SearchStrategy:
+    return st.tuples(st.sampled_from(names), *more)
+
+
+#: What is wrong: how, with which argument, and what else that needs.
+wrong_arguments = st.one_of(
+    st.tuples(st.just("dtype"), one_of(TENSORS, st.sampled_from([torch.float64, torch.float16, torch.int8]))),
+    # Of A_log and dt_bias only the number of elements counts.
+    st.tuples(st.just("rank"), one_of([name for name in TENSORS if name not in ("A_log", "dt_bias")])),
+    st.tuples(st.just("size"), one_of(TENSORS)),
+    # beta has any strides.
+    st.tuples(st.just("stride"), one_of([name for name in TENSORS if name != "beta"])),
+    st.tuples(st.just("pitch"), one_of((*ROWS, *STATES))),
+    st.tuples(st.just("folded"), one_of(("out", *STATES))),
+    st.tuples(st.just("alignment"), one_of((*ROWS, *STATES, "workspace"))),
+    st.tuples(st.just("cpu"), one_of(TENSORS)),
+    # Without the others, which are optional, the call is another one.
+    st.tuples(
+        st.just("none"), one_of([n for n in TENSORS if n not in ("final_state", "has_initial_state", "workspace")])
+    ),
+    st.tuples(st.just("overlap"), one_of(RESULTS, st.sampled_from(TENSORS), st.integers(0, 1 << 30))),
+    st.tuples(st.just("short"), st.tuples(st.just("workspace"), st.integers(0, 1 << 30))),
+    st.sampled_from([("number", (name, value)) for name, values in WRONG_NUMBERS.items() for value in values]),
+)
+
+
+def change(how: str, what: tuple, given: dict[str, object]) -> dict[str, object]:
+    """The arguments that are then wrong."""
+    name, tensor = what[0], given[what[0]]
+    if how == "number":
+        return {name: what[1]}
+    if how == "none":
+        return {name: None}
+    if how == "cpu":
+        return {name: tensor.cpu()}
+    if how == "dtype":
+        return {name: tensor.to(what[1])}
+    if how == "rank":
+        return {name: tensor[None].clone()}
+    if how == "size":
+        # A pool has any number of slots.
+        return {name: (tensor[:, :-1] if name in (*ROWS, *STATES, "beta") else tensor[:-1]).clone()}
+    if how == "stride":
+        if name in STATES:
+            return {name: tensor.transpose(2, 3).contiguous().transpose(2, 3)}
+        return {name: torch.stack([tensor, tensor], -1)[..., 0]}
+    if how == "pitch":
+        # Steps that end one element past a multiple of 16 bytes: of tokens, of slots.
+        dimension = 1 if name in ROWS else 0
+        strides = list(tensor.contiguous().stride())
+        strides[dimension] += 1
+        base = torch.zeros(tensor.numel() + tensor.shape[dimension], dtype=tensor.dtype, device=tensor.device)
+        return {name: base.as_strided(tensor.shape, strides).copy_(tensor)}
+    if how == "folded":
+        # All tokens in one place, all slots.
+        return {name: (tensor[:, :1] if name == "out" else tensor[:1]).clone().expand(tensor.shape)}
+    if how == "alignment":
+        base = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+        return {name: base[1:].view(tensor.shape).copy_(tensor)}
+    if how == "short":
+        return {name: tensor[: what[1] % len(tensor)].clone()}
+    assert how == "overlap"
+    _, other, where = what
+    inside = given[other] if other != name else given["v"]
+    other = other if other != name else "v"
+    sizes = [t.numel() * t.element_size() for t in (tensor, inside)]
+    buffer = filled(sum(sizes) + 16, tensor.device)
+    # Not at the start: final_state may be all of initial_state.
+    offset = 16 * (1 + where % (sizes[0] // 16 - 1))
+    changed = {}
+    for key, like, size, at in ((name, tensor, sizes[0], 0), (other, inside, sizes[1], offset)):
+        changed[key] = buffer[at : at + size].view(like.dtype).view(like.shape).copy_(like)
+    return changed
+
+
+def memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the storage that a tensor lies in."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+@settings(max_examples=80, derandomize=True, deadline=None, database=None)
+@given(wrong=wrong_arguments)
+def test_a_drawn_wrong_argument_is_refused_and_nothing_is_written(wrong, whole, device) -> None:
+    how, what = wrong
+    made, needed, wanted = whole
+    right = made.fresh()
+    arguments = right.arguments | {"workspace": filled(needed, device), "bv": None}
+    changed = change(how, what, arguments)
+    named = {name: x for d in (arguments, changed) for name, x in d.items() if isinstance(x, torch.Tensor)}
+    watched = [arguments[name] for name in RESULTS] + [named[name] for name in RESULTS]
+    before = [memory(tensor).clone() for tensor in watched]
+    with pytest.raises(flashkda.FlashKDAError) as caught:
+        flashkda.fwd(**(arguments | changed))
+    assert type(caught.value) is flashkda.ArgumentError
+    torch.cuda.synchronize(device)
+    for tensor, bytes_before in zip(watched, before, strict=True):
+        assert torch.equal(memory(tensor), bytes_before)
+    flashkda.fwd(**arguments)
+    assert_written(right, wanted)
 
 
 def test_a_call_runs_on_the_callers_stream(device, record) -> None:

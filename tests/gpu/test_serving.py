@@ -346,18 +346,29 @@ def test_a_graph_on_another_device(device, other_device) -> None:
 
 
 def test_two_devices_at_once_from_two_threads(device, other_device) -> None:
+    alone = results(PACKED, make_tensors(PACKED, device))
+    flashkda.fwd(**alone)
+    torch.cuda.synchronize(device)
+    inputs = {where: {name: alone[name].to(where) for name in NAMES} for where in (device, other_device)}
+    expected = {where: Written(alone["out"].to(where), alone["final_state"].to(where), None) for where in inputs}
+    for where in inputs:
+        torch.cuda.synchronize(where)
     wrong = []
 
     def serve(where) -> None:
         try:
             # The thread's current device stays the first one for both.
-            tensors = make_tensors(PACKED, where)
-            runs = [results(PACKED, tensors) for _ in range(200)]
+            runs = [results(PACKED, inputs[where]) for _ in range(200)]
+            for given in runs:
+                # What a run that launches nothing would leave.
+                for name in ("out", "final_state"):
+                    given[name].view(torch.uint8).fill_(FILL)
+                    assert not same_bits(given[name], getattr(expected[where], name))
             for given in runs:
                 flashkda.fwd(**given)
             torch.cuda.synchronize(where)
-            for given in runs[1:]:
-                assert_same(written(given), written(runs[0]))
+            for given in runs:
+                assert_same(written(given), expected[where])
         except BaseException as error:
             wrong.append((where, error))
 

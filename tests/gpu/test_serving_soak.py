@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calls import STATE_DTYPES, draw_shape, filled, make_tensors  # noqa: E402
+from calls import draw_shape, filled  # noqa: E402
+from state_calls import StateCall, draw_state_call, make  # noqa: E402
 
 import flashkda  # noqa: E402
 from flashkda import api  # noqa: E402
-from flashkda.goldens.cases import HEAD_DIM  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -27,6 +27,7 @@ SHAPES = 160
 STREAMS = 4
 SECONDS = 60
 MIB = 1 << 20
+WRITTEN = ("out", "final_state", "checkpoints")
 
 
 def resident() -> int:
@@ -35,48 +36,65 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def draw_load(seed: int) -> StateCall:
+    """A small call: half of them with dense states, the others mostly in pools, every second of those that stores."""
+    shape = replace(draw_shape(seed), fused=False, pooled=False, in_place=False)
+    heads = min(shape.H, 4)
+    if shape.cu_seqlens is not None:
+        bounds = tuple(min(bound, 120) for bound in shape.cu_seqlens[:9])
+        shape = replace(shape, T=120, H=heads, cu_seqlens=bounds if len(bounds) > 1 else (0, 120))
+    else:
+        shape = replace(shape, T=min(shape.T, 120), H=heads, B=min(shape.B, 2))
+    return draw_state_call(seed, checkpoints=seed % 4 == 1, shape=shape) if seed % 2 else StateCall(shape)
+
+
 class Load:
-    """One shape's inputs, results for each stream, and its first result as integers."""
+    """One call's inputs, all that it may write for each stream, and what its first run left there, as integers."""
 
     def __init__(self, seed: int, device, streams) -> None:
-        shape = replace(draw_shape(seed), fused=False, pooled=False, in_place=False)
-        heads = min(shape.H, 4)
-        if shape.cu_seqlens is not None:
-            bounds = tuple(min(bound, 120) for bound in shape.cu_seqlens[:9])
-            shape = replace(shape, T=120, H=heads, cu_seqlens=bounds if len(bounds) > 1 else (0, 120))
-        else:
-            shape = replace(shape, T=min(shape.T, 120), H=heads, B=min(shape.B, 2))
-        self.shape = shape
-        tensors = make_tensors(shape, device)
-        self.given = {
-            name: tensors[name]
-            for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
-        } | {"scale": shape.scale, "lower_bound": shape.lower_bound}
+        case = draw_load(seed)
+        made = make(case, device, guard=0)
+        shape = case.shape
+        blank = {name: part.view(torch.uint8).flatten() for name, part in made.bytes.items() if name in WRITTEN}
+        # In one piece, which is compared and put back at once.
+        self.blank = torch.cat(list(blank.values())).view(torch.int64)
         size = flashkda.workspace_size(shape.B * shape.T, shape.H, len(shape.sequences))
-        self.targets = []
+        self.given, self.targets, self.workspaces = [], [], []
         for _ in streams:
-            final = None
-            if shape.final != "none":
-                final = torch.zeros(
-                    len(shape.sequences), shape.H, HEAD_DIM, HEAD_DIM, dtype=STATE_DTYPES[shape.final], device=device
-                )
-            self.targets.append((torch.zeros_like(tensors["q"]), final, filled(size, device)))
+            target, offset, given = self.blank.clone(), 0, dict(made.arguments)
+            for name, part in blank.items():
+                like, piece = made.arguments[name], target.view(torch.uint8)[offset : offset + part.numel()]
+                given[name] = piece.view(like.dtype).as_strided(like.shape, like.stride())
+                offset += part.numel()
+            if shape.in_place:
+                given["initial_state"] = given["final_state"]
+            self.given.append(given)
+            self.targets.append(target)
+            self.workspaces.append(filled(size, device))
         self.call(0, None, True)
-        self.first = [None if part is None else bits(part).clone() for part in self.targets[0][:2]]
+        self.first = self.targets[0].clone()
+        self.targets[0].copy_(self.blank)
 
     def call(self, stream: int, bv: int | None, own_workspace: bool) -> None:
-        out, final, workspace = self.targets[stream]
-        flashkda.fwd(**self.given, out=out, final_state=final, workspace=workspace if own_workspace else None, bv=bv)
+        flashkda.fwd(**self.given[stream], workspace=self.workspaces[stream] if own_workspace else None, bv=bv)
 
     def compare(self, stream: int, wrong) -> None:
-        for part, first in zip(self.targets[stream][:2], self.first, strict=True):
-            if part is not None:
-                wrong += (bits(part) != first).any()
-                part.zero_()
+        wrong += (self.targets[stream] != self.first).any()
+        # What a call that launches nothing would leave, and the state that one in place starts from.
+        self.targets[stream].copy_(self.blank)
 
 
-def bits(tensor):
-    return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+def test_the_drawn_loads_cover_every_way_to_keep_a_state() -> None:
+    cases = [draw_load(seed) for seed in range(SHAPES)]
+    pooled = [case for case in cases if case.state_indices is not None]
+    for some in (cases, pooled):
+        assert {case.shape.in_place for case in some} == {False, True}
+        assert {case.checkpoint_every > 0 for case in some} == {False, True}
+        assert {case.has_initial_state is None for case in some} == {False, True}
+        assert {(case.shape.initial, case.shape.final) for case in some} >= {("fp32", "fp32"), ("bf16", "bf16")}
+    assert any(case.checkpoint_rows for case in pooled if case.shape.in_place)
+    assert any(case.state_indices is None and case.checkpoint_every == 0 for case in cases)
+    assert any(len(case.live) < len(case.shape.sequences) for case in pooled)
 
 
 def test_fifty_thousand_calls_leave_memory_and_results_as_they_were(device, all_bv) -> None:
