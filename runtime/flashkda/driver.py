@@ -162,7 +162,6 @@ class Kernel:
         function = self._driver.call("cuKernelGetFunction", self._kernel)
         if self._driver.version >= _FUNC_LOAD_SINCE:
             self._driver.call("cuFuncLoad", function)
-        logger.debug("finished %s on device %d", self._artifact.file, ordinal)
 
     def launch(self, grid: int, stream: int, parameters: bytes, pointers: tuple[int, ...]) -> None:
         """Launch `grid` CTAs; `parameters` is the block whose leading pointers are replaced by `pointers`.

@@ -633,7 +633,7 @@ def test_a_changed_cubin_is_refused_at_its_first_load(
     (artifact_folder / "recurrence.flashkda.bv16.sm_90a.cubin").write_bytes(b"\x7fELF other")
     with pytest.raises(ArtifactError, match=r"recurrence\.flashkda\.bv16\.sm_90a\.cubin"):
         flashkda.fwd(**arguments())
-    assert not cuda.launches and cuda.contexts == [0]
+    assert not cuda.loaded and not cuda.launches and cuda.contexts == [0]
     flashkda.fwd(**arguments(), bv=64)
     assert len(cuda.launches) == 2
 
@@ -693,10 +693,10 @@ def test_loads_and_plans_are_logged_at_debug(
     arguments: Callable[..., Arguments], cuda: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, logger="flashkda"):
-        flashkda.fwd(**arguments())
-    text = caplog.text
-    assert "planned B=1 T=40 H=2 N=1 on device 0: BV 16" in text
-    assert text.count("loaded ") == 2
+        for _ in range(2):  # the second has nothing to load and nothing to plan
+            flashkda.fwd(**arguments())
+    assert [message.split()[0] for message in caplog.messages] == ["device", "planned", "loaded", "loaded"]
+    assert "planned B=1 T=40 H=2 N=1 on device 0: BV 16" in caplog.text
 
 
 # --- calls that come back ------------------------------------------------------------------------
