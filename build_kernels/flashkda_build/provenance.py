@@ -16,6 +16,11 @@ from .toolchain import DSL
 
 #: Name of the file, in the package folder.
 PROVENANCE = "provenance.json"
+#: How BuildPackage.contents is computed, for those who have the wheel.
+CONTENTS = (
+    "dirHash of the wheel's files but RECORD, not the wheel's sha256; in an empty folder, the wheel unpacked: "
+    "find . -type f ! -path './*.dist-info/RECORD' | cut -c3- | LC_ALL=C sort | xargs sha256sum | sha256sum"
+)
 # What an installer adds or rewrites: its own name, bytecode, scripts with the interpreter's path.
 _INSTALLERS_OWN = re.compile(r".*\.pyc|\.\./.*|[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json)")
 
@@ -24,7 +29,8 @@ _INSTALLERS_OWN = re.compile(r".*\.pyc|\.\./.*|[^/]*\.dist-info/(INSTALLER|REQUE
 class BuildPackage:
     """An installed distribution that the compiler is made of.
 
-    contents: sha256 hex over the paths and sha256 of the files that its wheel holds, as its RECORD lists them.
+    contents: in-toto's dirHash over the files that its wheel holds, as RECORD lists them. Not the sha256 of the wheel:
+    an installer writes that down only for what it was given by URL, and nobody may be asked during a build.
     """
 
     name: str
@@ -60,13 +66,14 @@ def _parts(distribution: importlib.metadata.Distribution) -> Iterator[str]:
 
 
 def _contents(distribution: importlib.metadata.Distribution) -> str:
-    lines = []
+    digests = {}
     for file in distribution.files or ():
         if file.hash is not None and not _INSTALLERS_OWN.fullmatch(file.as_posix()):
             # RECORD spells digests in unpadded base64.
             digest = base64.urlsafe_b64decode(file.hash.value + "=" * (-len(file.hash.value) % 4)).hex()
-            lines.append(f"{digest}  {file.as_posix()}\n")
-    return sha256("".join(sorted(lines)).encode())
+            digests[file.as_posix()] = digest
+    # Sorted by path and spelt like sha256sum's output: https://in-toto.io's dirHash, Go's Hash1.
+    return sha256("".join(f"{digest}  {path}\n" for path, digest in sorted(digests.items())).encode())
 
 
 def statement(manifest: dict[str, Any], packages: tuple[BuildPackage, ...]) -> dict[str, Any]:
@@ -96,8 +103,8 @@ def statement(manifest: dict[str, Any], packages: tuple[BuildPackage, ...]) -> d
                     *(
                         {
                             "uri": package.purl,
-                            "digest": {"sha256": package.contents},
-                            "annotations": {"digest": "over the sorted lines 'sha256  path' of the wheel's files"},
+                            "digest": {"dirHash": package.contents},
+                            "annotations": {"digest": CONTENTS},
                         }
                         for package in packages
                     ),

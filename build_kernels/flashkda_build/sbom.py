@@ -60,7 +60,7 @@ def _tool(package: BuildPackage) -> Component:
         version=package.version,
         purl=PackageURL("pypi", None, package.name, package.version),
         bom_ref=package.purl,
-        properties=[Property(name="flashkda:contents_sha256", value=package.contents)],
+        properties=[Property(name="flashkda:contents_dirHash", value=package.contents)],
     )
 
 

@@ -1,15 +1,18 @@
 """Checks an installed flashkda with nothing but the package and what is beside it; no GPU is used.
 
-    python installed.py CUDA_PYTHON_MAJOR [torch]
+    python installed.py CUDA_PYTHON_MAJOR [--torch] [--no-network] [--not-root]
 
-Any network access, and any file opened for writing, fails the run. Run by .ci/run in environments of their own; it is
+Any network access, and any file opened for writing, fails the run. The flags say what must be so: a torch without CUDA
+beside it, no way out of this machine, another user than root. Run by .ci/run in environments of their own; it is
 no pytest module, as pytest is not there.
 """
 
+import argparse
 import importlib.metadata
 import importlib.util
 import json
 import os
+import socket
 import sys
 
 
@@ -23,6 +26,21 @@ def forbid(event: str, arguments: tuple[object, ...]) -> None:
             raise AssertionError(f"opened for writing: {arguments[0]}")
     if event in ("os.mkdir", "os.rename", "os.remove"):
         raise AssertionError(f"{event} {arguments}")
+
+
+def check_no_network() -> None:
+    """The hook sees what Python does; a missing route holds for native code too."""
+    # Not /sys/class/net, which shows the interfaces of the namespace it was mounted in.
+    found = [name for _, name in socket.if_nameindex()]
+    assert found == ["lo"], f"there are network interfaces: {found}"
+    for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                # Sends nothing: looks for a route, and fails at once without one.
+                probe.connect((address, 9))
+        except OSError:
+            continue
+        raise AssertionError(f"there is a route to {address}")
 
 
 def check_read_only() -> None:
@@ -104,6 +122,8 @@ def check_calls(with_torch: bool) -> None:
     if with_torch:
         import torch
 
+        # Either will do for a call without CUDA tensors; the last line says which it was.
+        assert torch.version.cuda is None or not torch.cuda.is_available(), "this torch has a CUDA device"
         rows = torch.zeros(1, 4, 2, 128, dtype=torch.bfloat16)
         beta, parameter = rows[..., 0], torch.zeros(2)
         expected = "q.to('cuda')"
@@ -135,16 +155,35 @@ def check_bindings(major: int) -> None:
     assert driver.CUlaunchConfig and driver.cuLibraryLoadData
 
 
+def torch_build() -> str:
+    import torch
+
+    if torch.version.cuda is None:
+        return f"{torch.__version__}, built without CUDA"
+    return f"{torch.__version__}, built with CUDA {torch.version.cuda}, without a device"
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cuda_python_major", type=int)
+    for flag in ("--torch", "--no-network", "--not-root"):
+        parser.add_argument(flag, action="store_true")
+    options = parser.parse_args()
+    if options.not_root:
+        assert 0 not in (os.getuid(), os.geteuid()), "run as root"
+    if options.no_network:
+        check_no_network()
     check_read_only()
     sys.addaudithook(forbid)
     assert "HOME" not in os.environ
     check_import()
     has_driver = check_info()
     check_resolver()
-    check_bindings(int(sys.argv[1]))
-    check_calls("torch" in sys.argv[2:])
+    check_bindings(options.cuda_python_major)
+    check_calls(options.torch)
     if not has_driver:
         check_preload()
     versions = {name: importlib.metadata.version(name) for name in ("flashkda", "cuda-python", "cuda-bindings")}
-    print("works on Python", sys.version.split()[0], "as uid", os.geteuid(), versions)
+    network = "without a network" if options.no_network else "with whatever network there is"
+    print("works on Python", sys.version.split()[0], "as uid", os.geteuid(), network, versions)
+    print("torch:", torch_build() if options.torch else "none")

@@ -1,10 +1,14 @@
 """What the wheel says about where its kernels come from."""
 
+import base64
+import copy
+import hashlib
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from flashkda_build.provenance import BuildPackage, _contents, build_packages, statement
+from flashkda_build.provenance import CONTENTS, BuildPackage, _contents, build_packages, statement
 from flashkda_build.sbom import bill_of_materials
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +46,36 @@ def test_the_statement_names_every_cubin_and_everything_it_was_made_of() -> None
     assert definition["externalParameters"] == {"command": "flashkda-build"}
     assert definition["internalParameters"]["ptxas"] == "12.9.83"
     assert definition["internalParameters"]["dsl"] == "some-dsl 1.2.3 (cu12)"
-    assert [(entry["uri"], entry["digest"]["sha256"]) for entry in definition["resolvedDependencies"]] == [
-        ("pkg:pypi/flashkda@0.1.0", "ab" * 32),
-        ("pkg:pypi/some-dsl@1.2.3", "cd" * 32),
-        ("pkg:pypi/some-dsl-libs@1.2.3", "ef" * 32),
+    source, *packages = definition["resolvedDependencies"]
+    assert (source["uri"], source["digest"]) == ("pkg:pypi/flashkda@0.1.0", {"sha256": "ab" * 32})
+    assert [(entry["uri"], entry["digest"]) for entry in packages] == [
+        ("pkg:pypi/some-dsl@1.2.3", {"dirHash": "cd" * 32}),
+        ("pkg:pypi/some-dsl-libs@1.2.3", {"dirHash": "ef" * 32}),
     ]
+    # No reader takes it for the digest of the wheel.
+    assert all(entry["annotations"] == {"digest": CONTENTS} for entry in packages)
+
+
+def test_the_statement_has_what_in_toto_and_slsa_ask_for(problems: Callable[[Any], list[str]]) -> None:
+    right = statement(MANIFEST, PACKAGES)
+    assert problems(right) == []
+    for path in (
+        ("_type",), ("subject",), ("subject", 0, "digest"), ("predicateType",), ("predicate",),
+        ("predicate", "buildDefinition"), ("predicate", "buildDefinition", "buildType"),
+        ("predicate", "buildDefinition", "externalParameters"), ("predicate", "runDetails"),
+        ("predicate", "runDetails", "builder"), ("predicate", "runDetails", "builder", "id"),
+    ):  # fmt: skip
+        wrong = copy.deepcopy(right)
+        holder: Any = wrong
+        for step in path[:-1]:
+            holder = holder[step]
+        value = holder.pop(path[-1])
+        assert problems(wrong), f"{path} may be missing"
+        holder[f"{path[-1]}s"] = value
+        assert problems(wrong), f"{path} may be misspelt"
+    wrong = copy.deepcopy(right)
+    wrong["predicate"]["buildDefinition"]["resolvedDependencies"][1] = {"name": "neither uri nor digest"}
+    assert problems(wrong)
 
 
 def test_the_bill_of_materials_is_valid_cyclonedx_and_lists_the_cubins() -> None:
@@ -108,6 +137,21 @@ def test_a_packages_digest_is_that_of_its_wheel_whoever_installed_it(installed: 
     assert _contents(installed(own[0], "thing/b.so,sha256=BBBC,2")) != plain
     assert _contents(installed(own[0], "thing/c.so,sha256=BBBB,2")) != plain
     assert _contents(installed(own[0])) != plain
+
+
+def test_a_packages_digest_is_what_the_statement_says_to_run(installed: Any, tmp_path: Path) -> None:
+    # The order of paths is that of their bytes: capitals first, "-" before "/".
+    files = {"thing/a.py": b"a", "thing/Z.py": b"", "thing-1.0.dist-info/METADATA": b"c", "thing/b/c.so": b"\0"}
+    record = []
+    for name, data in files.items():
+        path = tmp_path / "unpacked" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        record.append(f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()},{len(data)}")
+    (tmp_path / "unpacked/thing-1.0.dist-info/RECORD").write_text("as in the wheel, before anything is installed\n")
+    command = CONTENTS[CONTENTS.index("find ") :]
+    said = subprocess.run(command, shell=True, check=True, capture_output=True, text=True, cwd=tmp_path / "unpacked")
+    assert said.stdout.split()[0] == _contents(installed(*record))
 
 
 def test_the_installed_dsl_is_described_with_the_libraries_that_compile() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import zipfile
+from collections.abc import Callable
 from email.parser import Parser
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+
+from flashkda_build.provenance import build_packages
 
 WHEEL = os.environ.get("FLASHKDA_WHEEL")
 pytestmark = pytest.mark.skipif(not WHEEL, reason="FLASHKDA_WHEEL names no wheel")
@@ -88,15 +91,32 @@ def test_its_bill_of_materials_is_valid_and_agrees_with_the_files(files: dict[st
     assert all(hashlib.sha256(files[name]).hexdigest() == digest for name, digest in listed.items())
 
 
-def test_its_provenance_agrees_with_the_manifest(files: dict[str, bytes], manifest: Any) -> None:
+def test_its_provenance_is_valid_and_agrees_with_the_manifest(
+    files: dict[str, bytes], manifest: Any, problems: Callable[[Any], list[str]]
+) -> None:
     found = json.loads(files["flashkda/provenance.json"])
+    assert problems(found) == []
     assert {entry["name"]: entry["digest"]["sha256"] for entry in found["subject"]} == {
         artifact["file"]: artifact["sha256"] for artifact in manifest["artifacts"]
     }
     definition = found["predicate"]["buildDefinition"]
+    assert definition["externalParameters"] == {"command": manifest["build_command"]}
+    assert definition["internalParameters"]["ptxas"] == manifest["toolchain"]["ptxas_version"]
     source, *packages = definition["resolvedDependencies"]
     assert source["digest"]["sha256"] == manifest["source_digest"]
-    assert definition["internalParameters"]["ptxas"] == manifest["toolchain"]["ptxas_version"]
     assert f"pkg:pypi/{manifest['toolchain']['dsl']}@{manifest['toolchain']['dsl_version']}" in {
         package["uri"] for package in packages
     }
+
+
+def test_its_provenance_and_bill_of_materials_name_the_compilers_as_they_are_here(files: dict[str, bytes]) -> None:
+    # The wheel was built in an environment of its own; the pin makes it equal to this one's.
+    here = {package.purl: package.contents for package in build_packages()}
+    found = json.loads(files["flashkda/provenance.json"])
+    _, *packages = found["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert {package["uri"]: package["digest"] for package in packages} == {
+        uri: {"dirHash": digest} for uri, digest in here.items()
+    }
+    bill = json.loads(metadata(files, r"sboms/flashkda\.cdx\.json"))
+    tools = {tool["bom-ref"]: tool["properties"] for tool in bill["metadata"]["tools"]["components"] if "purl" in tool}
+    assert tools == {uri: [{"name": "flashkda:contents_dirHash", "value": digest}] for uri, digest in here.items()}
