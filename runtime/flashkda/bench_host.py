@@ -13,6 +13,7 @@ from flashkda.bench_inputs import LOWER_BOUND, Inputs, make_inputs
 from flashkda.bench_peers import Peer
 from flashkda.bench_shapes import Shape
 from flashkda.bench_stats import rotated, summarise
+from flashkda.call import KEPT_ADDRESSES
 from flashkda.manifest import Contract
 
 _SHAPE = Shape((256,), 6)
@@ -29,18 +30,19 @@ def host_rows(
 
     tell: takes a line about a peer that fails, which is left out.
     """
-    sets = make_inputs(_SHAPE, contract, device, 2)
+    same, *others = make_inputs(_SHAPE, contract, device, 1 + KEPT_ADDRESSES + 1)
     calls: dict[str, Callable[[], None]] = {
-        "flashkda.fwd, workspace given": _own_call(sets[0], given=True),
-        "flashkda.fwd, workspace allocated": _own_call(sets[0], given=False),
-        # Servers take their buffers from pools, and addresses are checked anew.
-        "flashkda.fwd, other buffers at each call": _in_turn([_own_call(one, given=True) for one in sets]),
+        "flashkda.fwd, workspace given": _own_call(same, given=True),
+        "flashkda.fwd, workspace allocated": _own_call(same, given=False),
+        # Servers take their buffers from pools. One set more than a call remembers, none of them another row's, so that
+        # alignment and overlap are examined each time.
+        "flashkda.fwd, other buffers at each call": _in_turn([_own_call(one, given=True) for one in others]),
     }
     for call in calls.values():
         _batch_us(call)
     for peer in peers:
         try:
-            call = _on_first(peer.prepare_calls(sets))
+            call = _on_first(peer.prepare_calls([same]))
             _batch_us(call)
         except Exception as error:
             tell(f"  {peer.name} fails here: {type(error).__name__}: {error}")

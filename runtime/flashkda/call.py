@@ -22,8 +22,8 @@ from flashkda.planner import Launch, Plan, make_plan
 _WRITTEN = tuple(map(ALL_TENSORS.index, ("out", "final_state", "workspace", "checkpoints")))
 _INITIAL, _FINAL, _WORKSPACE = map(ALL_TENSORS.index, ("initial_state", "final_state", "workspace"))
 _NO_POOLS = (0,) * len(TENSORS_OF_POOLS)
-# Sets of buffers that a call remembers: one for each of a model's layers.
-_KEPT_ADDRESSES = 64
+#: Sets of buffers that a call remembers at most, then it forgets them all: one for each of a model's layers.
+KEPT_ADDRESSES = 64
 
 
 class Guard(NamedTuple):
@@ -85,7 +85,7 @@ class Call:
             addresses = tuple([0 if tensor is None else _address(tensor) for tensor in tensors])
         if not examined and addresses not in self.examined:
             self._examine(tensors, addresses)
-            if len(self.examined) >= _KEPT_ADDRESSES:
+            if len(self.examined) >= KEPT_ADDRESSES:
                 self.examined.clear()
             self.examined.add(addresses)
         if self._recurrence is None:
@@ -182,12 +182,14 @@ def make_call(
             "workspace", f"{checked.workspace_bytes} bytes", f"at least {plan.workspace_bytes} bytes for this call",
             "allocate flashkda.workspace_size(T_total, H, N) bytes",
         )  # fmt: skip
+    call = Call(checked, plan, kernels)
+    # Not before: one whose kernels cannot be loaded is planned again at each try.
     logger.debug(
         "planned B=%d T=%d H=%d N=%d on device %d: BV %d, %d tiles, workspace %d bytes",
         checked.problem.batch, checked.problem.seqlen, checked.problem.heads, checked.problem.sequences,
         kernels.facts.ordinal, plan.bv, plan.total_tiles, plan.workspace_bytes,
     )  # fmt: skip
-    return Call(checked, plan, kernels)
+    return call
 
 
 def record_order(tensors: Sequence[object], scale: object, lower_bound: object, bv: object) -> str:

@@ -129,6 +129,14 @@ def make_manifest() -> dict[str, Any]:
     }
 
 
+def write_folder(folder: Path, raw: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for artifact in raw["artifacts"]:
+        (folder / artifact["file"]).write_bytes(cubin_bytes(artifact))
+    (folder / "manifest.json").write_text(json.dumps(raw))
+    return folder
+
+
 @pytest.fixture
 def raw_manifest() -> dict[str, Any]:
     """The manifest as JSON would give it, free to be damaged."""
@@ -154,16 +162,7 @@ def cubins() -> dict[str, bytes]:
 @pytest.fixture
 def write_artifacts(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
     """Write a manifest and the dummy cubins it lists; returns the folder."""
-
-    def write(raw: dict[str, Any]) -> Path:
-        folder = tmp_path / "artifacts"
-        folder.mkdir(exist_ok=True)
-        for artifact in raw["artifacts"]:
-            (folder / artifact["file"]).write_bytes(cubin_bytes(artifact))
-        (folder / "manifest.json").write_text(json.dumps(raw))
-        return folder
-
-    return write
+    return lambda raw: write_folder(tmp_path / "artifacts", raw)
 
 
 @pytest.fixture
@@ -306,6 +305,10 @@ class FakeBindings:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeBindings:
     """The stand-in driver: an H200-like device 0 and a B200-like device 1; no context is current."""
+    return stand_in_driver(monkeypatch)
+
+
+def stand_in_driver(monkeypatch: pytest.MonkeyPatch) -> FakeBindings:
     bindings = FakeBindings()
     real_import = driver.import_module
     monkeypatch.setattr(
@@ -317,7 +320,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeBindings:
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes CPU tensors that claim a CUDA device; `address` overrides where they claim to lie."""
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
+    return stand_in_tensors(monkeypatch)
+
+
+def stand_in_tensors(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    import torch
+
     streams = {0: 0, 1: 77}
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,29 @@ def test_a_flipped_bit_is_refused(folder: ArtifactFolder, position: int) -> None
 def test_a_wrong_length_is_refused(folder: ArtifactFolder, change: Callable[[bytes], bytes]) -> None:
     (folder.path / FILE).write_bytes(change((folder.path / FILE).read_bytes()))
     assert "bytes, but the manifest says" in read_error(folder)
+
+
+def test_a_flipped_byte_anywhere_in_a_real_cubin_is_refused_by_name(tmp_path: Path) -> None:
+    path, overridden = folder_path()
+    if not path.is_dir():
+        pytest.skip("the kernels are not built here")
+    shutil.copytree(path, tmp_path / "artifacts")
+    copied = open_folder(tmp_path / "artifacts", overridden)
+    assert copied.manifest.artifacts
+    for artifact in copied.manifest.artifacts:
+        sound = copied.read(artifact)
+        offsets = {step * (len(sound) - 1) // 63 for step in range(64)}
+        assert len(offsets) == 64 and {0, len(sound) - 1} <= offsets
+        with open(copied.path / artifact.file, "r+b", buffering=0) as file:
+            for offset in offsets:
+                file.seek(offset)
+                file.write(bytes([sound[offset] ^ 0xFF]))
+                with pytest.raises(ArtifactError, match="sha256") as caught:
+                    copied.read(artifact)
+                assert str(caught.value).startswith(f"{artifact.file} in "), (artifact.file, offset)
+                file.seek(offset)
+                file.write(sound[offset : offset + 1])
+        assert copied.read(artifact) == sound
 
 
 def test_another_listed_files_bytes_are_refused(folder: ArtifactFolder) -> None:

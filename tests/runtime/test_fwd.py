@@ -1,6 +1,7 @@
 """`flashkda.fwd` on made-up devices: what it refuses, what it launches, and how it leaves the caller's context."""
 
 import gc
+import inspect
 import logging
 import os
 import pickle
@@ -638,6 +639,38 @@ def test_a_changed_cubin_is_refused_at_its_first_load(
     assert len(cuda.launches) == 2
 
 
+def flipped(cubin: Path) -> None:
+    data = bytearray(cubin.read_bytes())
+    data[len(data) // 2] ^= 1
+    cubin.write_bytes(data)
+
+
+@pytest.mark.parametrize("first", ["fwd", "preload"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flipped,
+        lambda cubin: os.truncate(cubin, cubin.stat().st_size - 1),
+        lambda cubin: os.truncate(cubin, 0),
+        lambda cubin: cubin.unlink(),
+    ],
+    ids=["flipped", "truncated", "empty", "missing"],
+)
+def test_beside_a_damaged_recurrence_not_even_a_sound_prepare_is_loaded(
+    arguments: Callable[..., Arguments], artifact_folder: Path, cuda: Any, damage: Callable[[Path], None], first: str
+) -> None:
+    cubin = artifact_folder / "recurrence.flashkda.bv16.sm_90a.cubin"
+    sound = cubin.read_bytes()
+    damage(cubin)
+    for _ in range(2):
+        with pytest.raises(ArtifactError, match=re.escape(cubin.name)):
+            flashkda.preload(0) if first == "preload" else flashkda.fwd(**arguments())
+        assert not cuda.loaded and not cuda.finished and not cuda.launches and cuda.contexts == [0]
+    cubin.write_bytes(sound)
+    flashkda.fwd(**arguments())
+    assert len(cuda.loaded) == len(cuda.launches) == 2
+
+
 def test_a_first_call_within_a_capture_is_refused_and_works_after_preload(
     arguments: Callable[..., Arguments], cuda: Any
 ) -> None:
@@ -689,14 +722,104 @@ def test_the_number_of_kept_signatures_is_bounded(
     assert len(cuda.launches) == 12
 
 
-def test_loads_and_plans_are_logged_at_debug(
-    arguments: Callable[..., Arguments], cuda: Any, caplog: pytest.LogCaptureFixture
+def test_a_load_and_a_plan_have_one_line_each_at_debug(
+    arguments: Callable[..., Arguments], artifact_folder: Path, cuda: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, logger="flashkda"):
-        for _ in range(2):  # the second has nothing to load and nothing to plan
+        for _ in range(4):  # the later ones have nothing to load and nothing to plan
             flashkda.fwd(**arguments())
-    assert [message.split()[0] for message in caplog.messages] == ["device", "planned", "loaded", "loaded"]
-    assert "planned B=1 T=40 H=2 N=1 on device 0: BV 16" in caplog.text
+        flashkda.fwd(**arguments(seqlen=41))
+    size = {file.name: file.stat().st_size for file in artifact_folder.iterdir()}
+    prepare, recurrence = "prepare.flashkda.a.sm_90a.cubin", "recurrence.flashkda.bv16.sm_90a.cubin"
+    assert caplog.messages == [
+        "device 0 (Made-up GPU): BV 16, 32, 64, 128",
+        f"loaded {prepare} (entry_prepare_a, {size[prepare]} bytes)",
+        f"loaded {recurrence} (entry_recurrence_bv16, {size[recurrence]} bytes)",
+        f"planned B=1 T=40 H=2 N=1 on device 0: BV 16, 3 tiles, workspace {3 * 2 * 13600} bytes",
+        f"planned B=1 T=41 H=2 N=1 on device 0: BV 16, 3 tiles, workspace {3 * 2 * 13600} bytes",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+
+
+def test_a_kernel_has_one_line_however_many_devices_and_preloads(
+    arguments: Callable[..., Arguments], cuda: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda.devices[1] = cuda.devices[0]
+    with caplog.at_level(logging.DEBUG, logger="flashkda"):
+        for ordinal in (0, 1, 0):
+            flashkda.preload(ordinal)
+        flashkda.fwd(**arguments(ordinal=1))
+    assert [message.split()[0] for message in caplog.messages] == ["device", *["loaded"] * 6, "device", "planned"]
+    assert len(set(caplog.messages)) == 9
+
+
+def test_a_call_that_cannot_load_its_kernels_has_no_line_of_a_plan(
+    arguments: Callable[..., Arguments], cuda: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda.capturing = 1
+    with caplog.at_level(logging.DEBUG, logger="flashkda"):
+        for _ in range(2):
+            with pytest.raises(DriverError):
+                flashkda.fwd(**arguments())
+    assert [message.split()[0] for message in caplog.messages] == ["device"]
+
+
+# --- what a call allocates -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def allocations(monkeypatch: pytest.MonkeyPatch, cuda: Any) -> list[str]:
+    """Names of torch's functions and methods that make a tensor's memory, as they are called."""
+    from flashkda import call
+
+    call.guards_see_everything()  # once a process, and it makes small CPU tensors
+    called: list[str] = []
+
+    def counted(name: str, real: Any) -> Any:
+        def count(*given: Any, **named: Any) -> Any:
+            called.append(name)
+            return real(*given, **named)
+
+        return count
+
+    makers = ("empty", "zeros", "ones", "full", "rand", "tensor", "as", "arange", "from_", "clone", "cat", "stack")
+    for name in dir(torch):
+        if name.startswith(makers) and inspect.isroutine(getattr(torch, name)):
+            monkeypatch.setattr(torch, name, counted(f"torch.{name}", getattr(torch, name)))
+    for name in dir(torch.Tensor):
+        if name.startswith(("new_", "clone", "contiguous", "to", "cpu", "cuda", "type", "float", "int", "bfloat16")):
+            method = getattr(torch.Tensor, name)
+            if inspect.isroutine(method):
+                monkeypatch.setattr(torch.Tensor, name, counted(f"Tensor.{name}", method))
+    return called
+
+
+def test_what_counts_allocations_sees_them(allocations: list[str]) -> None:
+    one = torch.empty(1)
+    one.clone()
+    one.new_zeros(1)
+    torch.empty_like(one)
+    one.to(torch.int32)
+    assert allocations == ["torch.empty", "Tensor.clone", "Tensor.new_zeros", "torch.empty_like", "Tensor.to"]
+
+
+def test_with_a_workspace_a_call_allocates_nothing_and_without_one_just_that(
+    arguments: Callable[..., Arguments], state: Callable[..., Any], pools: Callable[..., Arguments],
+    on_cuda: Callable[..., Any], repeated: Callable[..., None], cuda: Any, request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    workspace = on_cuda(torch.zeros(flashkda.workspace_size(40, 2, 3), dtype=torch.uint8))
+    one = state()
+    calls = [
+        arguments(), arguments() | {"initial_state": one, "final_state": one}, arguments(sequences=3) | pools()
+    ]  # fmt: skip
+    allocations = request.getfixturevalue("allocations")  # after all of this was allocated
+    for call in calls:
+        repeated(call | {"workspace": workspace})
+        assert allocations == []
+        repeated(call)
+        assert allocations == ["torch.empty"] * 3
+        allocations.clear()
+    assert len(cuda.launches) == 2 * 3 * 2 * len(calls)
 
 
 # --- calls that come back ------------------------------------------------------------------------
@@ -841,7 +964,7 @@ def test_the_number_of_kept_addresses_is_bounded(
 ) -> None:
     from flashkda import api, call
 
-    monkeypatch.setattr(call, "_KEPT_ADDRESSES", 3)
+    monkeypatch.setattr(call, "KEPT_ADDRESSES", 3)
     sound = arguments()
     for step in range(8):
         moved = on_cuda(sound["q"].as_subclass(torch.Tensor), address=(1 << 50) + 16 * step)
