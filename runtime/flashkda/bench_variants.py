@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flashkda.api import fwd
-from flashkda.arguments import TENSORS, check
+from flashkda.arguments import ALL_TENSORS, check
 from flashkda.bench_inputs import LOWER_BOUND, Inputs
 from flashkda.bench_peers import OURS, Peer
 from flashkda.driver import LEGACY_STREAM, Kernel
@@ -51,10 +51,13 @@ def own_variants(sets: Sequence[Inputs], kernels: DeviceKernels, checkpoint_ever
     return variants
 
 
-def lone_variants(sets: Sequence[Inputs], kernels: DeviceKernels, choices: Sequence[int | None]) -> list[Variant]:
+def lone_variants(
+    sets: Sequence[Inputs], kernels: DeviceKernels, choices: Sequence[int | None], checkpoint_every: int | None = None
+) -> list[Variant]:
     """Prepare, and recurrence at each of the BVs, None for the automatic one; kernels are loaded.
 
     Prepare is that of the first BV. Each recurrence reads records of its own order, which are made here.
+    checkpoint_every: for sets of one sequence, each recurrence once more, with bf16 checkpoints that many tokens apart.
     """
     plans = _plans(sets, kernels, choices)
     loaded = kernels.ready(kernels.variants.artifacts(), None)
@@ -71,6 +74,11 @@ def lone_variants(sets: Sequence[Inputs], kernels: DeviceKernels, choices: Seque
     for bv, plan in plans.items():
         alone = _alone(plan.recurrence, RECURRENCE_POINTERS, sets, loaded)
         variants.append(Variant(OURS, "recurrence", bv, plan.bv, alone))
+    if checkpoint_every is not None:
+        written = _checkpoints(sets, checkpoint_every)
+        for bv, plan in _plans(sets, kernels, choices, written[0], checkpoint_every).items():
+            alone = _alone(plan.recurrence, RECURRENCE_POINTERS, sets, loaded, written)
+            variants.append(Variant(OURS, "recurrence", bv, plan.bv, alone, checkpoint_every))
     return variants
 
 
@@ -80,12 +88,18 @@ def peer_variants(sets: Sequence[Inputs], peer: Peer) -> list[Variant]:
     return [Variant(peer.name, kernel, None, None, run) for kernel, run in runs.items()]
 
 
-def _plans(sets: Sequence[Inputs], kernels: DeviceKernels, choices: Sequence[int | None]) -> dict[int | None, Plan]:
+def _plans(
+    sets: Sequence[Inputs],
+    kernels: DeviceKernels,
+    choices: Sequence[int | None],
+    checkpoints: Tensor | None = None,
+    checkpoint_every: int | None = None,
+) -> dict[int | None, Plan]:
     contract = kernels.manifest.contract
-    tensors = [getattr(sets[0], name) for name in TENSORS]
+    given = {name: getattr(sets[0], name, None) for name in ALL_TENSORS} | {"checkpoints": checkpoints}
     plans = {}
     for bv in choices:
-        checked = check(contract, tensors, sets[0].scale, LOWER_BOUND, bv)
+        checked = check(contract, list(given.values()), sets[0].scale, LOWER_BOUND, bv, checkpoint_every)
         plans[bv] = make_plan(checked.problem, contract, kernels.variants, kernels.facts.sm_count)
     return plans
 
@@ -95,21 +109,28 @@ def _record_order(kernels: DeviceKernels, plan: Plan) -> str:
 
 
 def _alone(
-    launch: Launch | None, names: tuple[str, ...], sets: Sequence[Inputs], loaded: dict[str, Kernel]
+    launch: Launch | None,
+    names: tuple[str, ...],
+    sets: Sequence[Inputs],
+    loaded: dict[str, Kernel],
+    checkpoints: Sequence[Tensor] = (),
 ) -> Callable[[int], None]:
     assert launch is not None, "every benchmarked shape has tokens, heads and sequences"
     kernel, grid, parameters = loaded[launch.artifact.file], launch.grid, launch.parameters
     ordinal = sets[0].q.device.index
-    pointers = []
-    for inputs in sets:
-        # No pools and no checkpoints are measured here.
-        given = {name: getattr(inputs, name, None) for name in names}
-        given["workspace"] = inputs.workspace_for(launch.artifact.record_order)
-        pointers.append(tuple(0 if tensor is None else tensor.data_ptr() for tensor in given.values()))
+    given = []
+    for index, inputs in enumerate(sets):
+        # No pools are measured here.
+        tensors = {name: getattr(inputs, name, None) for name in names}
+        tensors["workspace"] = inputs.workspace_for(launch.artifact.record_order)
+        if checkpoints:
+            tensors["checkpoints"] = checkpoints[index]
+        given.append(tuple(tensors.values()))
 
     def run(index: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(ordinal) or LEGACY_STREAM
-        kernel.launch(grid, stream, parameters, pointers[index])
+        pointers = tuple(0 if tensor is None else tensor.data_ptr() for tensor in given[index])
+        kernel.launch(grid, stream, parameters, pointers)
 
     return run
 
@@ -126,10 +147,14 @@ def _together(sets: Sequence[Inputs], workspaces: Sequence[Tensor], bv: int | No
     return run
 
 
-def _with_checkpoints(sets: Sequence[Inputs], workspaces: Sequence[Tensor], every: int) -> Callable[[int], None]:
+def _checkpoints(sets: Sequence[Inputs], every: int) -> list[Tensor]:
     _, tokens, heads, dim = sets[0].q.shape
     rows = (-(-tokens // every), heads, dim, dim)
-    written = [torch.empty(rows, dtype=torch.bfloat16, device=one.q.device) for one in sets]
+    return [torch.empty(rows, dtype=torch.bfloat16, device=one.q.device) for one in sets]
+
+
+def _with_checkpoints(sets: Sequence[Inputs], workspaces: Sequence[Tensor], every: int) -> Callable[[int], None]:
+    written = _checkpoints(sets, every)
 
     def run(index: int) -> None:
         one = sets[index]

@@ -4,8 +4,9 @@
 
 Each FOLDER is one that `flashkda-build --output` made, or one of the many of `flashkda-build tune`; FLASHKDA_ARTIFACTS
 names any build, as for every use in a checkout. Prints medians in us of the first BV's prepare and of the recurrence at
-each BV, one folder a line, fastest first by the sum of its recurrences; exits with 1 if any folder's out or final_state
-differs in bits from the first's.
+each BV, one folder a line, fastest first by the sum of its recurrences; with --checkpoint-every N of those also with
+checkpoints N tokens apart ("+cp"), for shapes of one sequence. Exits with 1 if any folder's out or final_state differs
+in bits from the first's.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ def parse(text: str) -> Shape:
 @click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--shape", "shapes", multiple=True, default=DEFAULT, show_default=True)
 @click.option("--bv", "bvs", multiple=True, type=int, help="Only these. [default: all]")
+@click.option("--checkpoint-every", "every", type=int, help="Also with checkpoints so many tokens apart.")
 @click.option("--samples", default=9, show_default=True)
-def main(folders: tuple[Path, ...], shapes: tuple[str, ...], bvs: tuple[int, ...], samples: int) -> None:
+def main(
+    folders: tuple[Path, ...], shapes: tuple[str, ...], bvs: tuple[int, ...], every: int | None, samples: int
+) -> None:
     device = torch.device("cuda", 0)
     builds = [DeviceKernels(get_driver(), open_folder(folder, True), 0) for folder in folders]
     stream = torch.cuda.Stream(device)
@@ -51,7 +55,7 @@ def main(folders: tuple[Path, ...], shapes: tuple[str, ...], bvs: tuple[int, ...
         inputs = make_inputs(parse(text), builds[0].manifest.contract, device, 1)
         first, owners, variants, replayables = None, [], [], []
         for number, build in enumerate(builds):
-            prepare, *recurrences = lone_variants(inputs, build, bvs or tuple(build.variants.recurrence))
+            prepare, *recurrences = lone_variants(inputs, build, bvs or tuple(build.variants.recurrence), every)
             for recurrence in recurrences:
                 inputs[0].out.zero_()
                 inputs[0].final_state.zero_()
@@ -71,7 +75,7 @@ def main(folders: tuple[Path, ...], shapes: tuple[str, ...], bvs: tuple[int, ...
         rows = []
         for number, folder in enumerate(folders):
             mine = [
-                (variant.bv or variant.kernel, one.summary.median)
+                (f"{variant.bv or variant.kernel}{'+cp' if variant.checkpoint_every else ''}", one.summary.median)
                 for owner, variant, one in zip(owners, variants, timed, strict=True)
                 if owner == number
             ]
