@@ -21,9 +21,9 @@ class Expectation:
         return {"other matrix": 0, "local memory": 0, **self.counts, **self.per_arch.get(arch, {})}
 
 
-# The chunk loop's body is in the code four times: plain, storing a bf16 or an fp32 checkpoint, and for a last chunk of
-# less than 16 tokens, which has no next one.
-_TURNS = 4
+# The chunk loop's body is in the code six times: storing a bf16 or an fp32 checkpoint, for the chunks before each of
+# these, for those after them (without checkpoints, all), and for a last one of less than 16 tokens, which has no next.
+_TURNS = 6
 
 
 def _recurrence(columns: int, turned: int) -> Expectation:

@@ -37,6 +37,7 @@ _CHOICES = {
     "small_loads": (2, 3, 4, 5),
     "barrier": (-1, 0, 1, 2),
     "store": (3, 4, 5, 6, 7),
+    "checkpoint": (0, 1, 2, 3, 5),
 }
 
 

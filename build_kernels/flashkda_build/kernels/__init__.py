@@ -1,6 +1,6 @@
 """The table of kernels: one row a compiled variant. Importable without the DSL."""
 
-from ..spec import KernelSpec
+from ..spec import RECORD_ORDERS, KernelSpec
 from .layout import PREPARE_CTAS_PER_SM, PREPARE_SHARED_MEMORY, PREPARE_WARPS, SCHEDULES, RecurrenceLayout
 
 _PREPARE = (
@@ -57,4 +57,4 @@ def _prepare(record_order: str) -> KernelSpec:
     )
 
 
-KERNELS = (*(_prepare(order) for order in "ab"), *(_recurrence(bv) for bv in SCHEDULES))
+KERNELS = (*(_prepare(order) for order in RECORD_ORDERS), *(_recurrence(bv) for bv in SCHEDULES))

@@ -132,11 +132,12 @@ class _Columns:
             u1, o = self._advance(coming, m, operands, u1, o)
         self._keep(u1, o)
 
-    def step(self, stage, ahead, next_full, next_parity, out_row, out_half, rows=None):
+    def step(self, stage, ahead, next_full, next_parity, out_row, out_half, rows=None, keep=None):
         """One chunk: output and state update from `stage`, and the coming chunk's products from `ahead`.
 
         Stores `rows` rows of output (None: all 16). -> whether the stage after `ahead` is full, which is asked in the
-        middle of the work because the answer takes longer than the loop's end can hide; the new state as operands.
+        middle of the work because the answer takes longer than the loop's end can hide. `keep`: called with each block
+        of the new state, as operands, beside its update, where the stores of a checkpoint find the memory queue idle.
         """
         schedule = self.schedule
         if schedule.barrier < 0:
@@ -161,7 +162,7 @@ class _Columns:
             self._catch_up(m, o)
 
         next_u1 = next_o = self._no_sums()
-        products, operands = [], []
+        products, operands, kept = [], [], 0
         for m in range(K_BLOCKS + schedule.lag):
             if m < K_BLOCKS:
                 if m < schedule.defer:  # from the state that this turn replaces
@@ -179,6 +180,11 @@ class _Columns:
             done = m - schedule.lag
             if done >= 0:
                 next_u1, next_o = self._advance(coming, done, operands[done], next_u1, next_o)
+            if keep is not None:
+                last = m == K_BLOCKS + schedule.lag - 1
+                while kept < (K_BLOCKS if last else min(m + 1 - schedule.checkpoint, K_BLOCKS)):
+                    keep(kept, operands[kept])
+                    kept += 1
             if m == schedule.barrier:
                 ready = ptx.barrier_try(next_full, next_parity)
             if m == schedule.mqk:
@@ -190,7 +196,7 @@ class _Columns:
                     words = [ptx.add_bf16(x, y) for x, y in zip(self._pack(o[b]), o2[b], strict=True)]
                     self.store(words, out_row, out_half, b, rows)
         self._keep(next_u1, next_o)
-        return ready, operands
+        return ready
 
     def _store_row(self, word, second_half, out_row, out_half, offset, rows):
         row, address = (self.a + 8, out_row + out_half) if second_half else (self.a, out_row)
@@ -268,15 +274,10 @@ class SixteenColumns(_Columns):
         state[b * 32 + 4 * m + 2 + r] = hi
 
     @staticmethod
-    def words_of(state, operands=None):
-        """The words that `channels` takes its own from."""
-        return state
-
-    @staticmethod
-    def channels(words, b, r, m, zero):
+    def channels(operand, r, zero):
         # Copies. A vector store of the state's own registers would have them paired for it, and moved about at each
         # turn of the loop (40 ... 190 instructions). `zero` is 0, but not to the compiler's knowledge.
-        return words[b * 32 + 4 * m + r] ^ zero, words[b * 32 + 4 * m + 2 + r] ^ zero
+        return operand[r] ^ zero, operand[2 + r] ^ zero
 
 
 class EightColumns(_Columns):
@@ -351,12 +352,5 @@ class EightColumns(_Columns):
         state[2 * m], state[2 * m + 1] = ptx.transpose(lo), ptx.transpose(hi)
 
     @staticmethod
-    def words_of(state, operands=None):
-        """The words that `channels` takes its own from: the state as operands, which a step has at hand."""
-        if operands is None:
-            return [ptx.transpose(state[i]) for i in range(2 * K_BLOCKS)]
-        return [word for (block,) in operands for word in block]
-
-    @staticmethod
-    def channels(words, b, r, m, zero):
-        return words[2 * m], words[2 * m + 1]
+    def channels(operand, r, zero):
+        return operand

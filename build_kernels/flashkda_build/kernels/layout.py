@@ -6,11 +6,10 @@ from .record import CHUNK, HEAD_DIM, RECORD_BYTES
 
 # --- prepare: one warp a (tile, head)
 PREPARE_WARPS = 2  # consecutive tiles of one head; more would end later together
-EXCHANGE_BYTES = (
-    CHUNK * 512
-)  # a warp: 16 rows x 32 slots of {bf16 2^G x4, bf16 2^-G x4}; before that, one normalised tensor
-GATE_BYTES = CHUNK * 256  # a warp: 16 rows of g
-PREPARE_SHARED_MEMORY = PREPARE_WARPS * (EXCHANGE_BYTES + GATE_BYTES)
+# A warp: 16 rows x 32 slots of {bf16 2^G x4, bf16 2^-G x4}. Before that, a normalised tensor in its first half and the
+# rows of g in its second.
+EXCHANGE_BYTES = CHUNK * 512
+PREPARE_SHARED_MEMORY = PREPARE_WARPS * EXCHANGE_BYTES
 PREPARE_CTAS_PER_SM = 8
 
 # --- recurrence: a ring of stages, each a record and a tile of V
@@ -25,7 +24,8 @@ class Schedule:
     last `defer` of them beside its first updates. lead: blocks that an operand's load is ahead of its use; ahead: the
     same of the product that an update adds; lag: blocks that the coming chunk's products are behind the updates. mqk,
     small_loads, barrier, store: the block of the update loop beside which that work off the chain stands (barrier -1:
-    before all of it). launch_bound: CTAs an SM, as ptxas is told.
+    before all of it). checkpoint: blocks that the stores of a checkpoint are behind the updates. launch_bound: CTAs an
+    SM, as ptxas is told.
     """
 
     early: int
@@ -37,16 +37,32 @@ class Schedule:
     small_loads: int
     barrier: int
     store: int
+    checkpoint: int
     launch_bound: int
 
 
-#: By BV, the fastest on an H200 of 60 to 130 tried: ptxas's choice of registers moves a chunk by 15 % either way.
+# fmt: off
+#: By BV, the fastest on an H200 of 40 to 75 tried, at BV 16 of 300 with and without checkpoints: ptxas's choice of
+#: registers moves a chunk by 15 % either way.
 SCHEDULES = {
-    16: Schedule(early=6, defer=0, lead=5, ahead=2, lag=1, mqk=0, small_loads=2, barrier=0, store=6, launch_bound=4),
-    32: Schedule(early=4, defer=2, lead=3, ahead=5, lag=2, mqk=2, small_loads=3, barrier=0, store=6, launch_bound=1),
-    64: Schedule(early=5, defer=1, lead=3, ahead=3, lag=1, mqk=3, small_loads=3, barrier=-1, store=5, launch_bound=2),
-    128: Schedule(early=4, defer=1, lead=4, ahead=2, lag=1, mqk=3, small_loads=4, barrier=0, store=4, launch_bound=2),
+    16: Schedule(
+        early=4, defer=2, lead=3, ahead=7, lag=2, mqk=1, small_loads=5, barrier=1, store=4,
+        checkpoint=5, launch_bound=1,
+    ),
+    32: Schedule(
+        early=5, defer=2, lead=4, ahead=1, lag=2, mqk=2, small_loads=4, barrier=2, store=3,
+        checkpoint=2, launch_bound=1,
+    ),
+    64: Schedule(
+        early=4, defer=2, lead=5, ahead=1, lag=1, mqk=0, small_loads=5, barrier=-1, store=5,
+        checkpoint=3, launch_bound=1,
+    ),
+    128: Schedule(
+        early=4, defer=0, lead=5, ahead=7, lag=1, mqk=2, small_loads=5, barrier=1, store=7,
+        checkpoint=2, launch_bound=2,
+    ),
 }
+# fmt: on
 
 
 class RecurrenceLayout:

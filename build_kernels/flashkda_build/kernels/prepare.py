@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from . import ptx
-from .layout import EXCHANGE_BYTES, GATE_BYTES, PREPARE_CTAS_PER_SM, PREPARE_SHARED_MEMORY, PREPARE_WARPS
+from .layout import EXCHANGE_BYTES, PREPARE_CTAS_PER_SM, PREPARE_SHARED_MEMORY, PREPARE_WARPS
 from .record import (
     BETA,
     CHUNK,
@@ -82,9 +82,14 @@ def _normalise(pieces, buffer, lane):
     return [[ptx.load_shared(reads + (m ^ lane // 4) * 32, 2, r * 8 * 256) for r in (0, 1)] for m in range(K_BLOCKS)]
 
 
-def _gate(gates, rows, dt_bias, a, gate_scale, exchange, lane):
-    """Running gate sums G of four channels; leaves 2^G and 2^-G (bf16) in shared memory. -> their g_total."""
+def _gate(rows, dt_bias, a, gate_scale, exchange, lane):
+    """Running gate sums G of four channels; leaves 2^G and 2^-G (bf16) in shared memory. -> their g_total.
+
+    The rows of g stand in the second half of `exchange`: what is written for row r covers their rows 2r - 16 and
+    2r - 15, which are read by then.
+    """
     m, t = lane // 4, lane % 4
+    gates = exchange + EXCHANGE_BYTES // 2
     total = [Float32(0.0)] * 4
     for row in range(CHUNK):
         # rows past the sequence's end add +0: their g was not read but set to 0, so the sigmoid is finite
@@ -96,6 +101,8 @@ def _gate(gates, rows, dt_bias, a, gate_scale, exchange, lane):
             total[i] = ptx.add_f32(total[i], ptx.mul_f32(scale, ptx.sigmoid_f32(z, a)))
         decay = [ptx.ex2_f32(x) for x in total]
         growth = [ptx.ex2_neg_f32(x) for x in total]
+        if row >= CHUNK // 2:
+            cute.arch.sync_warp()  # all lanes have read the row
         slot = ((m ^ (row & 7)) * 4 + t) * 16
         words = (
             ptx.pack_bf16(*decay[:2]),
@@ -170,16 +177,16 @@ def _record(
     """All of one record but beta's sigmoid, which is returned. out: the record's address + 16 * lane."""
     a, t = lane // 4, lane % 4
     # everything is in flight before the first use; three tensors would not fit the registers: g waits in shared memory
-    gates = exchange + EXCHANGE_BYTES
     k_words = _load_row_pairs(k, k_stride, rows, lane)
     q_words = _load_row_pairs(q, q_stride, rows, lane)
-    _copy_gates(g, g_stride, rows, lane, gates)
+    _copy_gates(g, g_stride, rows, lane, exchange + EXCHANGE_BYTES // 2)
     kn = _normalise(k_words, exchange, lane)
+    cute.arch.sync_warp()  # the same memory again
+    qn = _normalise(q_words, exchange, lane)
     dt_bias, a_log = load_bias(dt_bias), ptx.load_global(a_log, 1, ptx.F32)
-    qn = _normalise(q_words, exchange + EXCHANGE_BYTES // 2, lane)
     ptx.copy_async_wait()
     cute.arch.sync_warp()
-    g_total = _gate(gates, rows, dt_bias, ptx.ex2_f32(ptx.mul_f32(a_log, Float32(LOG2E))), gate_scale, exchange, lane)
+    g_total = _gate(rows, dt_bias, ptx.ex2_f32(ptx.mul_f32(a_log, Float32(LOG2E))), gate_scale, exchange, lane)
     _store_gates(out, g_total, lane, order)
     cute.arch.sync_warp()
 
@@ -272,7 +279,7 @@ def trace(spec):
             a_log = A_log + 4 * Int64(head)
             beta_value = ptx.load_global_bf16_if(rows, token, betas)
             out = workspace + (Int64(head) * Int64(total_tiles) + Int64(tile)) * RECORD_BYTES + Int64(16 * lane)
-            exchange = cute.arch.get_dyn_smem(cutlass.Int8, 128).toint() + warp * (EXCHANGE_BYTES + GATE_BYTES)
+            exchange = cute.arch.get_dyn_smem(cutlass.Int8, 128).toint() + warp * EXCHANGE_BYTES
             sigmoid = _record(
                 queries, q_stride_t, keys, k_stride_t, gates, g_stride_t, rows, lane, bias, a_log, beta_value,
                 scale, gate_scale, out, exchange, spec.record_order,

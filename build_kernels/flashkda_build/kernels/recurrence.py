@@ -4,6 +4,8 @@ A loader warp keeps a ring of records and tiles of V full; each compute warp own
 has their arithmetic) and shares nothing with the others but the ring.
 """
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -18,20 +20,16 @@ AHEAD = 2  # stages beyond its chunk's that a compute warp waits for: of the nex
 V_IN_FLIGHT = 3  # stages whose V the loader waits for later than it asks for it
 
 
-def _channels(layout):
-    """What a lane holds of a state: (block, row of it / 8, block of key channels, element in the state)."""
+def _elements(layout, m):
+    """Where a lane's part of block m of key channels lies in a state: (block, row of it / 8, element)."""
     rows = layout.columns // 8
-    for b in range(layout.blocks):
-        for m in range(K_BLOCKS):
-            for r in range(rows):
-                yield b, r, m, (b * rows + r) * 8 * HEAD_DIM + 16 * m
+    return [(b, r, (b * rows + r) * 8 * HEAD_DIM + 16 * m) for b in range(layout.blocks) for r in range(rows)]
 
 
 def trace(spec):
     layout = RecurrenceLayout(spec.bv)
     STAGES = layout.stages
     form = EightColumns if layout.columns == 8 else SixteenColumns
-    words_of = form.words_of
 
     @cute.jit
     def load_state(state, address, first, dtype):
@@ -40,32 +38,41 @@ def trace(spec):
             state[i] = Int32(0)
         if dtype == 1:
             at = address + 2 * first
-            for b, r, m, element in _channels(layout):
-                lo, hi = ptx.load_global(at, 2, offset=2 * element)
-                form.put_channels(state, b, r, m, lo, hi)
+            for m in cutlass.range_constexpr(K_BLOCKS):
+                for b, r, element in _elements(layout, m):
+                    lo, hi = ptx.load_global(at, 2, offset=2 * element)
+                    form.put_channels(state, b, r, m, lo, hi)
         if dtype == 2:
             at = address + 4 * first
-            for b, r, m, element in _channels(layout):
-                x = ptx.load_global(at, 4, ptx.F32, 4 * element)
-                form.put_channels(state, b, r, m, ptx.pack_bf16(x[0], x[1]), ptx.pack_bf16(x[2], x[3]))
+            for m in cutlass.range_constexpr(K_BLOCKS):
+                for b, r, element in _elements(layout, m):
+                    x = ptx.load_global(at, 4, ptx.F32, 4 * element)
+                    form.put_channels(state, b, r, m, ptx.pack_bf16(x[0], x[1]), ptx.pack_bf16(x[2], x[3]))
 
-    @cute.jit
-    def store_state(state, at, dtype, zero):
-        """The lane's part of a state, from address `at` on; dtype 0 stores nothing."""
-        words = form.words_of(state)
-        if dtype == 1:
-            store_words(words, at, 1, zero)
-        if dtype == 2:
-            store_words(words, at, 2, zero)
-
-    def store_words(words, at, dtype, zero):
-        for b, r, m, element in _channels(layout):
-            lo, hi = form.channels(words, b, r, m, zero)
+    def store_block(at, dtype, zero, m, operands):
+        """Block m of the lane's part of a state, from the state's address `at` on."""
+        for b, r, element in _elements(layout, m):
+            lo, hi = form.channels(operands[b], r, zero)
             if dtype == 1:
                 ptx.store_global(at, (lo, hi), 2 * element)
             else:
                 x = (ptx.low_bf16(lo), ptx.high_bf16(lo), ptx.low_bf16(hi), ptx.high_bf16(hi))
                 ptx.store_global(at, x, 4 * element)
+
+    @cute.jit
+    def store_state(state, at, dtype, zero):
+        """The lane's part of a state, from address `at` on; dtype 0 stores nothing."""
+        words = layout.columns // 4
+        blocks = []
+        for m in cutlass.range_constexpr(K_BLOCKS):
+            first = [words * (K_BLOCKS * b + m) for b in range(layout.blocks)]
+            blocks.append([form.operand([state[i + j] for j in range(words)]) for i in first])
+        if dtype == 1:
+            for m in cutlass.range_constexpr(K_BLOCKS):
+                store_block(at, 1, zero, m, blocks[m])
+        if dtype == 2:
+            for m in cutlass.range_constexpr(K_BLOCKS):
+                store_block(at, 2, zero, m, blocks[m])
 
     @cute.kernel
     def recurrence(
@@ -206,9 +213,10 @@ def trace(spec):
                 stage, ahead = ring, ring + layout.stage
                 stage_full, ahead_full = full, full + 8
                 parity = Int32(0)
-                # Without checkpoints, one turn of all whole chunks. With them, a turn for each but the first, at whose
-                # end one more chunk stores the state that it makes, and a last turn of what is left.
-                stores, count, rest = Int32(0), length // 16, Int32(0)
+                # Checkpoint 0 is stored here, each other by the chunk that makes it: a turn is `count` chunks and one
+                # that stores, for each dtype in code of its own. Then the rest: without checkpoints, all whole chunks.
+                # So the chunk is in the code six times, because a branch between two loops costs like three stores.
+                turns, count, rest = Int32(0), Int32(0), length // 16
                 element_bytes = Int64(checkpoint_dtype) * 2
                 checkpoint, checkpoint_bytes = checkpoints, element_bytes * checkpoint_stride_n
                 if checkpoint_dtype != 0:
@@ -229,39 +237,38 @@ def trace(spec):
                     if end_store > row_end - row:
                         end_store = row_end - row
                     if begin_store < end_store:
-                        stores = end_store - begin_store
-                        rest = count - (end_store - 1) * checkpoint_chunks
+                        turns = end_store - begin_store
                         count = begin_store * checkpoint_chunks - 1
+                        rest -= (end_store - 1) * checkpoint_chunks
                         checkpoint += checkpoint_bytes * Int64(begin_store)
-                stores_fp32 = Int32(0)
+                turns_fp32 = Int32(0)
                 if checkpoint_dtype == 2:
-                    stores_fp32 = stores
-                stores_bf16 = stores - stores_fp32
+                    turns_fp32 = turns
+                turns_bf16 = turns - turns_fp32
                 ptx.barrier_wait(ahead_full, parity)
-                for turn in cutlass.range(stores + 1, unroll=1):
-                    # A chunk that stores has code of its own for each dtype: behind a branch the stores would not hide.
-                    times = (count, Int32(turn < stores_bf16), Int32(turn < stores_fp32))
-                    for stored_dtype in cutlass.range_constexpr(3):
-                        for _ in cutlass.range(times[stored_dtype], unroll=1):
-                            next_stage, next_full = ahead + layout.stage, ahead_full + 8
-                            if ahead == last:
-                                next_stage, next_full = ring, full
-                                parity ^= 1
-                            ready, operands = step(stage, ahead, next_full, parity, out_row, out_half)
-                            ptx.barrier_arrive(stage_full + 8 * STAGES)
-                            out_row += 2 * out_half
-                            stage, stage_full = ahead, ahead_full
-                            ahead, ahead_full = next_stage, next_full
-                            if cutlass.const_expr(stored_dtype > 0):
-                                store_words(words_of(state, operands), checkpoint, stored_dtype, zero)
-                                checkpoint += checkpoint_bytes
-                            # At the very end of the turn: anywhere else the answer would be waited for, or split the
-                            # schedule.
-                            if ready == 0:
-                                ptx.barrier_wait(next_full, parity)
-                    count = checkpoint_chunks - 1
-                    if turn + 1 == stores:
+                for turns, runs in ((turns_bf16, (0, 1)), (turns_fp32, (0, 2)), (Int32(1), (0,))):
+                    if cutlass.const_expr(len(runs) == 1):
                         count = rest
+                    for _ in cutlass.range(turns, unroll=1):
+                        for stored_dtype in runs:
+                            times = Int32(1) if stored_dtype else count
+                            for _ in cutlass.range(times, unroll=1):
+                                next_stage, next_full = ahead + layout.stage, ahead_full + 8
+                                if ahead == last:
+                                    next_stage, next_full = ring, full
+                                    parity ^= 1
+                                keep = partial(store_block, checkpoint, stored_dtype, zero) if stored_dtype else None
+                                ready = step(stage, ahead, next_full, parity, out_row, out_half, None, keep)
+                                ptx.barrier_arrive(stage_full + 8 * STAGES)
+                                out_row += 2 * out_half
+                                stage, stage_full = ahead, ahead_full
+                                ahead, ahead_full = next_stage, next_full
+                                if cutlass.const_expr(stored_dtype > 0):
+                                    checkpoint += checkpoint_bytes
+                                # At the very end: anywhere else the answer would be waited for, or split the schedule.
+                                if ready == 0:
+                                    ptx.barrier_wait(next_full, parity)
+                        count = checkpoint_chunks - 1
                 if length % 16 > 0:
                     step(stage, ahead, full, parity, out_row, out_half, length % 16)
 
