@@ -118,7 +118,7 @@ def _alone(
     assert launch is not None, "every benchmarked shape has tokens, heads and sequences"
     kernel, grid, parameters = loaded[launch.artifact.file], launch.grid, launch.parameters
     ordinal = sets[0].q.device.index
-    given = []
+    given = []  # the tensors, not their addresses: nothing else holds the checkpoints
     for index, inputs in enumerate(sets):
         # No pools are measured here.
         tensors = {name: getattr(inputs, name, None) for name in names}

@@ -1,12 +1,12 @@
 """Times builds of the kernels beside each other, in one process and in rotating order:
 
-    python compare_builds.py FOLDER ... [--shape 8192@6 --shape 8x1024@24 --shape 1300+547+2048@12] [--bv 32]
+    python compare_builds.py FOLDER ... [--shape 8192@6 --shape 8x1024@24] [--bv 32] [--checkpoint-every 64]
 
 Each FOLDER is one that `flashkda-build --output` made, or one of the many of `flashkda-build tune`; FLASHKDA_ARTIFACTS
 names any build, as for every use in a checkout. Prints medians in us of the first BV's prepare and of the recurrence at
-each BV, one folder a line, fastest first by the sum of its recurrences; with --checkpoint-every N of those also with
-checkpoints N tokens apart ("+cp"), for shapes of one sequence. Exits with 1 if any folder's out or final_state differs
-in bits from the first's.
+each BV, one folder a line, fastest first by the sum of its recurrences. With --checkpoint-every N, shapes of one
+sequence also have each recurrence with bf16 checkpoints N tokens apart ("+cp"), which count in that sum. Exits with 1
+if any folder's out or final_state differs in bits from the first's; checkpoints are not compared.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ def main(
     stream = torch.cuda.Stream(device)
     wrong = False
     for text in shapes:
-        inputs = make_inputs(parse(text), builds[0].manifest.contract, device, 1)
+        shape = parse(text)
+        its_every = every if len(shape.lengths) == 1 else None  # packed sequences would need starts
+        inputs = make_inputs(shape, builds[0].manifest.contract, device, 1)
         first, owners, variants, replayables = None, [], [], []
         for number, build in enumerate(builds):
-            prepare, *recurrences = lone_variants(inputs, build, bvs or tuple(build.variants.recurrence), every)
+            prepare, *recurrences = lone_variants(inputs, build, bvs or tuple(build.variants.recurrence), its_every)
             for recurrence in recurrences:
                 inputs[0].out.zero_()
                 inputs[0].final_state.zero_()
